@@ -23,7 +23,7 @@ pub struct Flight {
 impl Flight {
     /// Begins requests until all are done or the shift is over, and awaits all answers. `begin` gets the slot, whose
     /// last request is then answered. A latency is the time from `begin` to the answer.
-    pub async fn work<'a>(self, shift: &Shift, mut begin: impl FnMut(usize) -> Answer<'a>) -> Result<Worked> {
+    pub async fn work<'a>(self, shift: Shift, mut begin: impl FnMut(usize) -> Answer<'a>) -> Result<Worked> {
         let (start, cpu_before) = (now_nanos(), thread_cpu_nanos());
         let mut worked = Worked {
             timeline: Timeline::starting(start),
@@ -72,7 +72,7 @@ mod tests {
             rate: None,
         };
         let (now, most) = (Cell::new(0), Cell::new(0));
-        let worked = flight.work(&pace.whole_shift(1), |_| {
+        let worked = flight.work(pace.whole_shift(1), |_| {
             now.set(now.get() + 1);
             most.set(most.get().max(now.get()));
             let (now, mut polls) = (&now, 0);

@@ -126,7 +126,7 @@ fn publish(
                 Some(_) => connection.publish_many(topic, &payloads),
             }
         };
-        let worked = flight.work(&context.pace.shift(row.connections, None), begin).await?;
+        let worked = flight.work(context.pace.shift(row.connections, None), begin).await?;
         let mut count = counts[number].lock().unwrap_or_else(PoisonError::into_inner);
         count.copy_from_slice(&numbers);
         Ok(worked)
@@ -151,7 +151,7 @@ fn pairs(context: &Context, recorder: &mut Recorder, broker: &dyn Broker) -> Res
                 connection.put(key, values.of(key, 0))
             };
             let worked = flight(planned)
-                .work(&context.pace.shift(CONNECTIONS, None), begin)
+                .work(context.pace.shift(CONNECTIONS, None), begin)
                 .await?;
             let mut count = counts[number].lock().unwrap_or_else(PoisonError::into_inner);
             **count = worked.operations as usize;
@@ -168,7 +168,7 @@ fn pairs(context: &Context, recorder: &mut Recorder, broker: &dyn Broker) -> Res
                 Box::pin(async move { checker.present(key, 0, connection.get(key).await?.as_deref()) })
             };
             flight(stored[number])
-                .work(&context.pace.shift(CONNECTIONS, None), begin)
+                .work(context.pace.shift(CONNECTIONS, None), begin)
                 .await
         })
     })?;

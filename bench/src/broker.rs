@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 
+use crate::connection::{Answer, Connection, Way};
 use crate::data::Generator;
 use crate::measure::{Latencies, now_nanos};
 use crate::peer::{Found, Unsupported};
@@ -40,6 +41,10 @@ pub trait Broker: Send + Sync {
     /// Calls a receiver with every message published from now on. The broker must not skip any, however slow the
     /// receiver is.
     fn subscribe(&self, topic: usize, receiver: Receiver) -> Result<()>;
+    /// Returns the maximum number of subscribers at a time.
+    fn subscribers_max(&self) -> usize {
+        usize::MAX
+    }
     /// Calls a receiver in this thread with the messages of a topic from the first one on, and waits for new ones.
     /// Returns after the given number of messages, or when the receiver found something wrong.
     fn follow(&self, _topic: usize, _receiver: &mut Receiver, _messages: u64) -> Result<()> {
@@ -64,6 +69,10 @@ pub trait Broker: Send + Sync {
     /// Reads a pair.
     fn get(&self, _key: &[u8], _found: &mut Found) -> Result<()> {
         bail!(Unsupported("stores no pairs"))
+    }
+    /// Opens a connection that belongs to the runtime of the caller. Its topics are those made before.
+    fn connect(&self, _way: Way) -> Answer<'_, Box<dyn Connection + '_>> {
+        Box::pin(async { bail!(Unsupported("has no connections: a call returns when it is done")) })
     }
     /// Closes the broker and drops the receivers.
     fn close(self: Box<Self>) -> Result<()>;

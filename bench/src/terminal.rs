@@ -59,7 +59,7 @@ impl Results {
                 "time / {name}: above 1 is slower than {name}; the median of run-by-run ratios"
             );
         }
-        if let Some(null) = header.peers.iter().find(|peer| peer.is_exempt) {
+        if let Some(null) = header.peers.iter().find(|peer| peer.is_exempt && !peer.is_no_store) {
             let _ = writeln!(
                 text,
                 "{} stores nothing: its time/op is what the lab itself costs, checking included, and clock and histogram where \

@@ -92,8 +92,11 @@ fn messages_and_their_pairs_are_there_when_their_publisher_was_killed() {
         ]);
         let report = text(&output.stdout);
         assert!(output.status.success(), "{report}\n{}", text(&output.stderr));
-        let is_note = |line: &str| line.contains("duramen 1: killed after") && line.contains(" 0 of them lost");
-        assert!(report.lines().any(is_note), "{report}");
+        for peer in ["duramen", "duramen-grpc"] {
+            let start = format!("{peer} 1: killed after");
+            let is_note = |line: &str| line.contains(&start) && line.contains(" 0 of them lost");
+            assert!(report.lines().any(is_note), "{peer}: {report}");
+        }
     }
 }
 

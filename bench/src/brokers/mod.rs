@@ -3,9 +3,10 @@
 pub mod channels;
 pub mod duramen;
 pub mod faulty;
+mod grpc;
 pub mod null;
 
 use crate::peer::Driver;
 
 /// Brokers that are not stores, in the order of the reports.
-pub const ALL: &[&dyn Driver] = &[&channels::Channels];
+pub const ALL: &[&dyn Driver] = &[&channels::Channels, &grpc::DuramenGrpc, &grpc::TonicFloor];

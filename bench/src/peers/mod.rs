@@ -82,7 +82,7 @@ pub fn one(name: &str) -> Result<&'static dyn Driver> {
 }
 
 /// Returns the version of a built-in crate. It comes from the lock file, so it cannot be out of date.
-fn locked_version(name: &str) -> String {
+pub fn locked_version(name: &str) -> String {
     let wanted = format!("name = \"{name}\"");
     let mut lines = include_str!("../../Cargo.lock")
         .lines()

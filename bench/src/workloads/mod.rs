@@ -142,6 +142,7 @@ pub const ALL: &[Workload] = &[
     messages::publish::WORKLOAD,
     messages::synced_publish::WORKLOAD,
     messages::latency::WORKLOAD,
+    messages::requests::WORKLOAD,
     messages::crowd::WORKLOAD,
     messages::fanout::WORKLOAD,
     messages::groups::WORKLOAD,
@@ -237,6 +238,9 @@ impl Workload {
         }
         if !self.is_of_messages() && description.is_no_store {
             return Err("is a broker, and no store".to_string());
+        }
+        if description.is_no_store && description.is_exempt && self.name != messages::requests::WORKLOAD.name {
+            return Err("answers requests, and delivers no message".to_string());
         }
         if let Some(reason) = description.unavailable {
             return Err(reason);

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{Context, Record, Recorder, named};
+use super::{Context, Record, Recorder, Task, named};
 use crate::brokers;
 use crate::crew::Pace;
 use crate::measure::now_nanos;
@@ -32,9 +32,13 @@ pub fn pace() -> Pace {
 }
 
 pub fn run_paced(name: &str, driver: &dyn Driver, scale: f64, pace: Pace) -> Result<Record> {
-    let scratch = Scratch::new(&std::env::temp_dir())?;
     let task = named(name)?[0];
     let class = task.workload.class_for(driver, None).map_err(anyhow::Error::msg)?;
+    run_in(task, driver, class, (scale, pace))
+}
+
+fn run_in(task: Task, driver: &dyn Driver, class: Class, (scale, pace): (f64, Pace)) -> Result<Record> {
+    let scratch = Scratch::new(&std::env::temp_dir())?;
     let directory = scratch.path().join("run");
     std::fs::create_dir(&directory)?;
     let context = Context {
@@ -114,6 +118,7 @@ honest! {
     honest_peers_pass_publish_of_many: "publish/1M" at 0.002,
     honest_peers_pass_synced_publish: "synced-publish" at 0.001,
     honest_peers_pass_latency: "latency" at 0.01,
+    honest_peers_pass_requests: "requests" at 0.005,
     honest_peers_pass_crowd: "crowd/topic-by-topic" at 0.05,
     honest_peers_pass_crowd_in_turn: "crowd/in-turn" at 0.05,
     honest_peers_pass_fanout: "fanout/1M-1k-10k" at 0.005,
@@ -149,6 +154,7 @@ fn limit_of_the_cell_stops_workloads_of_messages_at_any_time_and_fails_none() {
     let all = [
         "publish/1M",
         "synced-publish",
+        "requests",
         "crowd/in-turn",
         "fanout/1M-1k-10k",
         "groups",
@@ -169,6 +175,75 @@ fn limit_of_the_cell_stops_workloads_of_messages_at_any_time_and_fails_none() {
             let is_stopped = record.phases.iter().any(|phase| !phase.is_complete());
             assert!(is_stopped || millis > 0, "{name}: {record:?}");
         }
+    }
+}
+
+/// Runs `requests` in a class.
+fn requests(peer: &str, class: Class, limit: u64) -> Record {
+    let pace = Pace { limit, ..pace() };
+    let record = run_in(
+        named("requests").expect("known")[0],
+        peers::one(peer).expect("a peer"),
+        class,
+        (0.005, pace),
+    );
+    record.unwrap_or_else(|error| panic!("{peer}: {class}: {error:#}"))
+}
+
+#[test]
+fn requests_to_a_server_run_and_are_verified_at_each_level() {
+    for class in [Class::Synced, Class::Written, Class::None] {
+        let record = requests("duramen-grpc", class, u64::MAX);
+        // Only publishing has the level memory.
+        let rows = if class == Class::None { (8, 2) } else { (10, 0) };
+        assert_eq!(
+            (record.phases.len(), record.unsupported.len()),
+            rows,
+            "{class}: {record:?}"
+        );
+        assert!(
+            record.phases.iter().all(|phase| phase.operations >= 500),
+            "{class}: {record:?}"
+        );
+        let floor = requests("tonic-floor", class, u64::MAX);
+        assert_eq!(
+            (floor.phases.len(), floor.unsupported.len()),
+            (8, 2),
+            "{class}: {floor:?}"
+        );
+    }
+}
+
+#[test]
+fn limit_of_the_cell_stops_requests_to_a_server_at_any_time_and_fails_none() {
+    for millis in [0, 20, 60, 100] {
+        let record = requests("duramen-grpc", Class::Written, now_nanos() + millis * 1_000_000);
+        let is_stopped = record.phases.iter().any(|phase| !phase.is_complete());
+        assert!(is_stopped || millis > 0, "{record:?}");
+    }
+}
+
+#[test]
+fn more_subscribers_than_a_connection_has_streams_are_not_applicable() {
+    let driver = peers::one("duramen-grpc").expect("a peer");
+    for (name, rows) in [("fanout/1M-1k-10k", 2), ("growth/idle-100k", 3)] {
+        let record = run(name, driver, 1.0).expect("no failure");
+        assert!(record.phases.is_empty(), "{name}: {record:?}");
+        assert_eq!(record.unsupported.len(), rows, "{name}: {record:?}");
+        assert_eq!(record.unsupported[0].1, "takes at most 4000 subscribers");
+    }
+}
+
+#[test]
+fn floor_takes_part_in_requests_only() {
+    let floor = peers::one("tonic-floor").expect("a peer");
+    for workload in super::ALL {
+        assert_eq!(
+            workload.class_for(floor, None).is_ok(),
+            workload.name == "requests",
+            "{}",
+            workload.name
+        );
     }
 }
 
@@ -263,6 +338,9 @@ matrix! {
     latency_catches_a_message_that_is_missing: "latency" catches "faulty-gap" at 0.005,
     latency_catches_a_message_that_came_twice: "latency" catches "faulty-twice" at 0.005,
     latency_catches_a_message_that_came_too_late: "latency" catches "faulty-swaps" at 0.005,
+    requests_catches_a_message_that_is_missing: "requests" catches "faulty-gap" at 0.002,
+    requests_catches_a_message_that_came_twice: "requests" catches "faulty-twice" at 0.002,
+    requests_catches_a_message_that_came_too_late: "requests" catches "faulty-swaps" at 0.002,
     crowd_catches_a_message_that_is_missing: "crowd/in-turn" catches "faulty-gap" at 0.05,
     crowd_catches_a_message_that_came_twice: "crowd/in-turn" catches "faulty-twice" at 0.05,
     crowd_catches_a_message_that_came_too_late: "crowd/in-turn" catches "faulty-swaps" at 0.05,

@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use super::deliveries::{NAMES, Order, Shape, run as deliver};
-use super::read_back;
+use super::{read_back, takes_subscribers};
 use crate::workloads::{Context, Recorder, Variant, Workload, variant};
 
 /// The forms. The label has the messages, topics and subscribers; the records are the messages.
@@ -19,6 +19,7 @@ const FORMS: &[Variant] = &[
     variant("1M-1k-1k-in-turn", 1_000_000),
     variant("1M-1k-10k-in-turn", 1_000_000),
     variant("1M-1k-100k-in-turn", 1_000_000),
+    variant("100k-1-10", 100_000),
 ];
 
 pub const WORKLOAD: Workload = Workload {
@@ -57,6 +58,9 @@ fn shape(form: Variant) -> Shape {
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let shape = shape(context.variant).scaled(context);
     let mut broker = context.open_broker()?;
+    if !takes_subscribers(&*broker, shape.subscribers, recorder, &NAMES) {
+        return broker.close();
+    }
     broker.make_topics(shape.topics)?;
     let (board, published) = deliver(context, recorder, &*broker, shape, &NAMES)?;
     read_back(&*broker, &published)?;
@@ -75,7 +79,8 @@ mod tests {
         assert_eq!(counts(&shapes[0]), (100_000, 100, 10));
         assert_eq!(counts(&shapes[4]), (1_000_000, 1_000, 100_000));
         assert_eq!(counts(&shapes[9]), counts(&shapes[4]));
+        assert_eq!(counts(&shapes[10]), (100_000, 1, 10));
         assert!(shapes[..5].iter().all(|shape| shape.order == Order::TopicByTopic));
-        assert!(shapes[5..].iter().all(|shape| shape.order == Order::RoundRobin));
+        assert!(shapes[5..10].iter().all(|shape| shape.order == Order::RoundRobin));
     }
 }

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result};
 
-use super::{publish_batches_of, read_back};
+use super::{publish_batches_of, read_back, takes_subscribers};
 use crate::broker::{Board, Broker, PAYLOAD_BYTES_MIN, Payload};
 use crate::crew::{Worked, alone};
 use crate::measure::{Done, Work};
@@ -92,23 +92,31 @@ fn beside_topics(context: &Context, recorder: &mut Recorder, mut broker: Box<dyn
     broker.close()
 }
 
+const BESIDE_SUBSCRIBERS: [(&str, Work); 3] = [
+    ("idle subscribers taken on", Work::Writes),
+    ("publishes", Work::Writes),
+    ("deliveries", Work::Writes),
+];
+
 /// Publishes to a topic with one subscriber, while other subscribers wait for messages of other topics.
 fn beside_subscribers(context: &Context, recorder: &mut Recorder, mut broker: Box<dyn Broker>) -> Result<()> {
     let idle = context.records();
+    if !takes_subscribers(&*broker, idle + 1, recorder, &BESIDE_SUBSCRIBERS) {
+        return broker.close();
+    }
     let idle_topics = idle.min(IDLE_TOPICS);
     broker.make_topics(1 + idle_topics)?;
     let board = Board::new();
-    recorder.phase("idle subscribers taken on", Work::Writes, || {
+    recorder.phases(&BESIDE_SUBSCRIBERS[..1], || {
         for number in 0..idle {
             let topic = 1 + number % idle_topics;
             broker.subscribe(topic, board.receiver(topic))?;
         }
-        Ok(Done::untimed(idle))
+        Ok(vec![Done::untimed(idle)])
     })?;
     broker.subscribe(0, board.receiver(0))?;
     let mut published = vec![0; 1 + idle_topics];
-    let rows = [("publishes", Work::Writes), ("deliveries", Work::Writes)];
-    recorder.phases(&rows, || {
+    recorder.phases(&BESIDE_SUBSCRIBERS[1..], || {
         let worked = publish_one_by_one(context, &*broker, 0, PAYLOAD_BYTES)?;
         published[0] = worked.operations;
         board.wait_for(published[0])?;

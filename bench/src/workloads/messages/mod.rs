@@ -10,15 +10,17 @@ pub mod growth;
 pub mod killed_publisher;
 pub mod latency;
 pub mod publish;
+pub mod requests;
 pub mod synced_publish;
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use super::Context;
+use super::{Context, Recorder};
 use crate::broker::{Board, Broker, Payload};
 use crate::crew::{Shift, Worked};
+use crate::measure::Work;
 use crate::peer::Unsupported;
 
 /// The names of all these workloads.
@@ -26,6 +28,7 @@ pub const NAMES: &[&str] = &[
     publish::WORKLOAD.name,
     synced_publish::WORKLOAD.name,
     latency::WORKLOAD.name,
+    requests::WORKLOAD.name,
     crowd::WORKLOAD.name,
     fanout::WORKLOAD.name,
     groups::WORKLOAD.name,
@@ -82,6 +85,15 @@ fn publish_batches_of(
         broker.publish_many(topic, &batch)?;
         Ok(batch.len() as u64)
     })
+}
+
+/// Returns whether a broker takes so many subscribers. If not, the rows are `n/a`.
+fn takes_subscribers(broker: &dyn Broker, subscribers: usize, recorder: &mut Recorder, rows: &[(&str, Work)]) -> bool {
+    let takes = subscribers <= broker.subscribers_max();
+    if !takes {
+        recorder.not_done(rows, &format!("takes at most {} subscribers", broker.subscribers_max()));
+    }
+    takes
 }
 
 /// Reads topics after the clock, each from its first message on. All published messages must be present, in order. A

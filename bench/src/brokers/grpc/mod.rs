@@ -1,0 +1,275 @@
+//! Duramen's server through its Rust client, and the floor below it. Client and server share this process: the server has
+//! one serving thread, and listens on a free port of the loopback address.
+//!
+//! Calls from the lab's threads go through a runtime with one thread, which also calls the receivers. A [`Connection`]
+//! belongs to the runtime of its caller, so its requests wake no other thread of the client.
+
+mod calls;
+mod floor;
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use duramen_client::{Acknowledge, Bytes, Client, Map, Start, Topic, TopicOptions, WriteOptions};
+use duramen_server::{Config, Running};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::broker::{Broker, Receiver, Together};
+use crate::connection::{Answer, Connection, Way};
+use crate::peer::{Class, Description, Driver, Found, Peer, Setting, Unsupported};
+use crate::peers::locked_version;
+
+/// Most subscribers: each is a stream of one connection, which has at most 4,096.
+const SUBSCRIBERS_MAX: usize = 4_000;
+const PAIRS: &str = "pairs";
+
+/// The driver of Duramen's server.
+pub struct DuramenGrpc;
+/// The driver of a server that acknowledges and stores nothing.
+pub struct TonicFloor;
+
+impl Driver for DuramenGrpc {
+    fn describe(&self) -> Description {
+        let versions = ["duramen-server", "duramen-client", "tonic"].map(locked_version);
+        Description {
+            name: "duramen-grpc".to_string(),
+            version: versions.join(", "),
+            classes: vec![
+                (Class::Synced, "acknowledgement level synced".to_string()),
+                (Class::Written, "acknowledgement level written".to_string()),
+                (
+                    Class::None,
+                    "acknowledgement level memory, for messages only".to_string(),
+                ),
+            ],
+            options: vec!["threads 1: the client needs the other core".to_string()],
+            is_persistent: true,
+            is_broker: true,
+            is_no_store: true,
+            ..Description::default()
+        }
+    }
+
+    fn open(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Peer>> {
+        bail!(Unsupported("takes part as a broker"))
+    }
+
+    fn open_broker(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
+        let directory = directory.display().to_string();
+        let flags = [("data_dir", &*directory), ("listen", "127.0.0.1:0"), ("threads", "1")];
+        let config = Config::collect(&flags.map(|(name, value)| (name, value.to_string())), None)?;
+        let server = duramen_server::start(&config)?;
+        let address = server.listening().tcp.context("the server listens on TCP")?;
+        Opened::new(format!("http://{address}"), Server::Duramen(server), setting.class)
+    }
+}
+
+impl Driver for TonicFloor {
+    fn describe(&self) -> Description {
+        let nothing = "acknowledged at once, nothing is stored; shown in every class as the floor".to_string();
+        Description {
+            name: "tonic-floor".to_string(),
+            version: locked_version("tonic"),
+            classes: [Class::Synced, Class::Written, Class::None]
+                .map(|class| (class, nothing.clone()))
+                .to_vec(),
+            is_exempt: true,
+            is_broker: true,
+            is_no_store: true,
+            ..Description::default()
+        }
+    }
+
+    fn open(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Peer>> {
+        bail!(Unsupported("stores nothing"))
+    }
+
+    fn open_broker(&self, _directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
+        let floor = floor::Floor::start()?;
+        Opened::new(format!("http://{}", floor.address), Server::Floor(floor), setting.class)
+    }
+}
+
+enum Server {
+    Duramen(Running),
+    Floor(floor::Floor),
+}
+
+struct Opened {
+    runtime: Runtime,
+    address: String,
+    level: Acknowledge,
+    /// The client of topics and maps as a whole.
+    client: Client,
+    topics: Vec<Topic>,
+    server: Server,
+}
+
+impl Opened {
+    fn new(address: String, server: Server, class: Class) -> Result<Box<dyn Broker>> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let level = match class {
+            Class::Synced => Acknowledge::Synced,
+            Class::Written => Acknowledge::Written,
+            Class::None => Acknowledge::Memory,
+        };
+        let client = {
+            let _guard = runtime.enter();
+            // Only publishing accepts the level memory.
+            let options = WriteOptions::new().acknowledge(level.max(Acknowledge::Written));
+            Client::connect(&address)?.with(options)
+        };
+        if let Server::Duramen(_) = server {
+            runtime.block_on(client.create_map(PAIRS))?;
+        }
+        Ok(Box::new(Opened {
+            runtime,
+            address,
+            level,
+            client,
+            topics: Vec::new(),
+            server,
+        }))
+    }
+
+    /// Returns whether a row needs what the server does not have.
+    fn needs_store(&self) -> Result<()> {
+        match self.server {
+            Server::Duramen(_) => Ok(()),
+            Server::Floor(_) => bail!(Unsupported("acknowledges messages and keeps nothing")),
+        }
+    }
+
+    /// Returns the map of the pairs, when its class is one of maps.
+    fn pairs(&self) -> Result<Map> {
+        self.needs_store()?;
+        match self.level {
+            Acknowledge::Memory => bail!(Unsupported("has class none for messages only")),
+            _ => Ok(self.client.map(PAIRS)),
+        }
+    }
+}
+
+fn topic_name(number: usize) -> String {
+    format!("topic.{number}")
+}
+
+fn copied(bytes: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(bytes)
+}
+
+impl Broker for Opened {
+    fn make_topics(&mut self, count: usize) -> Result<()> {
+        for number in self.topics.len()..count {
+            let name = topic_name(number);
+            if let Server::Duramen(_) = self.server {
+                let created = self.client.create_topic(&name, TopicOptions::default());
+                self.runtime.block_on(created)?;
+            }
+            let options = WriteOptions::new().acknowledge(self.level);
+            self.topics.push(self.client.topic(name).with(options));
+        }
+        Ok(())
+    }
+
+    fn publish(&self, topic: usize, payload: &[u8]) -> Result<()> {
+        self.runtime.block_on(self.topics[topic].publish(copied(payload)))?;
+        Ok(())
+    }
+
+    fn publish_many(&self, topic: usize, payloads: &[&[u8]]) -> Result<()> {
+        let batch = payloads.iter().copied().map(copied);
+        self.runtime.block_on(self.topics[topic].publish_batch(batch))?;
+        Ok(())
+    }
+
+    fn subscribers_max(&self) -> usize {
+        SUBSCRIBERS_MAX
+    }
+
+    fn subscribe(&self, topic: usize, mut receiver: Receiver) -> Result<()> {
+        self.needs_store()?;
+        let mut subscription = self.runtime.block_on(self.topics[topic].subscribe(Start::Next))?;
+        self.runtime.spawn(async move {
+            while let Some(received) = subscription.next().await {
+                match received {
+                    Ok(message) => receiver.take(std::iter::once((message.offset, &message.payload[..]))),
+                    Err(error) => receiver.fail(error.to_string()),
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn follow(&self, topic: usize, receiver: &mut Receiver, messages: u64) -> Result<()> {
+        const WAIT: std::time::Duration = std::time::Duration::from_secs(20);
+        self.needs_store()?;
+        self.runtime.block_on(async {
+            let mut subscription = self.topics[topic].subscribe(Start::Earliest).await?;
+            while receiver.taken() < messages && !receiver.is_wrong() {
+                match tokio::time::timeout(WAIT, subscription.next()).await {
+                    Ok(Some(received)) => {
+                        let message = received?;
+                        receiver.take(std::iter::once((message.offset, &message.payload[..])));
+                    }
+                    Ok(None) | Err(_) => receiver.fail(format!("message {} does not come", receiver.taken())),
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        Ok(self.runtime.block_on(self.pairs()?.put(key, copied(value)))?)
+    }
+
+    fn put_and_publish(&self, _how: Together, pair: (&[u8], &[u8]), topic: usize, payload: &[u8]) -> Result<()> {
+        // A program has one way for both: a request with all changes, which the server commits together.
+        self.pairs()?;
+        let transaction = self.client.transaction().put(PAIRS, pair.0, copied(pair.1));
+        let transaction = transaction.publish(&topic_name(topic), copied(payload));
+        self.runtime.block_on(transaction.commit())?;
+        Ok(())
+    }
+
+    fn get(&self, key: &[u8], found: &mut Found) -> Result<()> {
+        self.needs_store()?;
+        found(self.runtime.block_on(self.client.map(PAIRS).get(key))?.as_deref())
+    }
+
+    fn connect(&self, way: Way) -> Answer<'_, Box<dyn Connection + '_>> {
+        Box::pin(async move {
+            let client = Client::builder().connections(1).connect(&self.address)?;
+            let client = client.with(WriteOptions::new().acknowledge(self.level));
+            // The client connects with its first call, which is none of those that are measured.
+            client.topic(topic_name(0)).describe().await?;
+            let connection: Box<dyn Connection> = match way {
+                Way::Calls => Box::new(calls::Calls {
+                    topics: (0..self.topics.len())
+                        .map(|number| client.topic(topic_name(number)))
+                        .collect(),
+                    pairs: self.pairs().is_ok().then(|| client.map(PAIRS)),
+                }),
+                Way::Stream(topic) => Box::new(calls::Stream(client.topic(topic_name(topic)).publisher().await?)),
+            };
+            Ok(connection)
+        })
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        let Opened {
+            runtime,
+            client,
+            topics,
+            server,
+            ..
+        } = *self;
+        drop((topics, client));
+        // This ends the subscriptions and drops their receivers.
+        drop(runtime);
+        match server {
+            Server::Duramen(server) => server.stop().context("stopping the server"),
+            Server::Floor(floor) => floor.stop(),
+        }
+    }
+}

@@ -36,6 +36,12 @@ const ALL: &[Figure] = &[
         RATATOSKR,
         "0.002 ms mean, 0.007 ms p99, of 1,000 calls one after the other",
     ),
+    figure(
+        "requests",
+        "publish, 1 in flight",
+        RATATOSKR,
+        "over gRPC 9.5k msg/s, 0.105 ms mean, 0.124 ms p99; in one process 311k msg/s",
+    ),
     figure("crowd/", "publishes", RATATOSKR, "3,293 msg/s"),
     figure("fanout/100k-100-10", "publishes", RATATOSKR, "196,850 msg/s"),
     figure("fanout/100k-100-10-in-turn", "publishes", RATATOSKR, "196,850 msg/s"),

@@ -60,7 +60,7 @@ impl Driver for DuramenGrpc {
         let config = Config::collect(&flags.map(|(name, value)| (name, value.to_string())), None)?;
         let server = duramen_server::start(&config)?;
         let address = server.listening().tcp.context("the server listens on TCP")?;
-        Opened::new(format!("http://{address}"), Server::Duramen(server), setting.class)
+        Opened::open(format!("http://{address}"), Server::Duramen(server), setting.class)
     }
 }
 
@@ -86,7 +86,7 @@ impl Driver for TonicFloor {
 
     fn open_broker(&self, _directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
         let floor = floor::Floor::start()?;
-        Opened::new(format!("http://{}", floor.address), Server::Floor(floor), setting.class)
+        Opened::open(format!("http://{}", floor.address), Server::Floor(floor), setting.class)
     }
 }
 
@@ -106,7 +106,8 @@ struct Opened {
 }
 
 impl Opened {
-    fn new(address: String, server: Server, class: Class) -> Result<Box<dyn Broker>> {
+    /// Opens a client of a server at an address.
+    fn open(address: String, server: Server, class: Class) -> Result<Box<dyn Broker>> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let level = match class {
             Class::Synced => Acknowledge::Synced,

@@ -344,13 +344,14 @@ impl Group {
         drop(rows);
         let (low, high) = Run::keys_from(self.shared.id, self.cursor_in(tx)?.floor);
         let mut rows = tx.range(self.states(), &low[..]..&high[..])?;
-        for _ in 0..EXAMINED_MAX {
-            let Some((key, run)) = rows.next()? else { break };
+        while expired.len() < 2 * TAKEN_BACK_MAX
+            && let Some((key, run)) = rows.next()?
+        {
             let run = Run::decode(&run)?;
             if run.is_extended {
                 continue;
             }
-            if run.lease.deadline > now || expired.len() >= 2 * TAKEN_BACK_MAX {
+            if run.lease.deadline > now {
                 break;
             }
             expired.push((DueKind::Run, offset_of(key)));
@@ -397,14 +398,13 @@ impl Group {
             if messages.is_empty() && end <= cursor.next {
                 return Ok(None);
             }
-            let open = self.open_from_in(tx, &cursor)?;
-            let room = self.room_beside_in(tx, &cursor, options, open.count)?.min(most);
+            let room = self.room_at_in(tx, &cursor, options)?.min(most);
             if room == 0 {
                 *is_full = true;
                 return Ok(None);
             }
-            // No row of an open message is below this one.
-            cursor.floor = open.first.unwrap_or(cursor.next).min(cursor.next).max(cursor.floor);
+            let first = self.first_row_in(tx, &cursor)?.unwrap_or(cursor.next);
+            cursor.floor = first.min(cursor.next).max(cursor.floor);
             let fresh = NewMessages { cursor, messages, end };
             if let Some(leased) = self.lease_chosen_in(tx, &fresh, cursor, options, (lease(), room))? {
                 return Ok(Some(leased));
@@ -413,21 +413,34 @@ impl Group {
         Ok(None)
     }
 
-    fn open_from_in(&self, tx: &Transaction, cursor: &Cursor) -> Result<super::in_flight::OpenCount> {
+    /// The first message that a row refers to: no open message is below it.
+    fn first_row_in(&self, tx: &Transaction, cursor: &Cursor) -> Result<Option<u64>> {
         let (low, high) = Run::keys_from(self.shared.id, cursor.floor);
-        let runs = tx.range(self.states(), &low[..]..&high[..])?;
+        let run = tx
+            .range(self.states(), &low[..]..&high[..])?
+            .next()?
+            .map(|(key, _)| offset_of(key));
         let (low, high) = Single::keys(self.shared.id, cursor.floor..u64::MAX);
-        count_open(runs, tx.range(self.states(), &low[..]..&high[..])?)
+        let single = tx
+            .range(self.states(), &low[..]..&high[..])?
+            .next()?
+            .map(|(key, _)| offset_of(key));
+        Ok(run.into_iter().chain(single).min())
     }
 
-    /// How many messages may be delivered beside those that are open.
-    fn room_beside_in(&self, tx: &Transaction, cursor: &Cursor, options: &GroupOptions, open: u64) -> Result<usize> {
+    /// How many messages may be delivered beside those that are open. Groups that allow many count them, and the rows of
+    /// the others are few.
+    fn room_at_in(&self, tx: &Transaction, cursor: &Cursor, options: &GroupOptions) -> Result<usize> {
         if options.order_by_key && self.parked_in(tx)? >= PARKED_MAX as i64 {
             return Ok(0);
         }
-        let open = match options.is_counted() {
-            true => (cursor.counted as i64).saturating_sub(self.closed_in(tx)?).max(0) as u64,
-            false => open,
+        let open = if options.is_counted() {
+            (cursor.counted as i64).saturating_sub(self.closed_in(tx)?).max(0) as u64
+        } else {
+            let (low, high) = Run::keys_from(self.shared.id, cursor.floor);
+            let runs = tx.range(self.states(), &low[..]..&high[..])?;
+            let (low, high) = Single::keys(self.shared.id, cursor.floor..u64::MAX);
+            count_open(runs, tx.range(self.states(), &low[..]..&high[..])?)?.count
         };
         Ok(u64::from(options.in_flight).saturating_sub(open) as usize)
     }

@@ -14,12 +14,15 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
+use crate::security::{Peer, name_of};
+
 /// Counts a connection as long as it lives.
 pub(crate) type Permit = tokio::sync::OwnedSemaphorePermit;
 
 /// A connection that was accepted.
 pub(crate) struct Connection {
     stream: Stream,
+    peer: Peer,
     _permit: Permit,
 }
 
@@ -42,19 +45,34 @@ pub(crate) enum Accepted {
 impl Accepted {
     /// Gives the connection to the runtime of the calling thread, and takes part in its handshake.
     async fn register(self) -> io::Result<Connection> {
-        let (stream, permit) = match self {
-            Accepted::Tcp(stream, permit) => (Stream::Tcp(TcpStream::from_std(stream)?), permit),
+        let (stream, peer, permit) = match self {
+            Accepted::Tcp(stream, permit) => (Stream::Tcp(TcpStream::from_std(stream)?), Peer::Unknown, permit),
             Accepted::Tls(stream, config, permit) => {
                 let handshake = TlsAcceptor::from(config).accept(TcpStream::from_std(stream)?);
                 let stream = tokio::time::timeout(HANDSHAKE, handshake).await??;
-                (Stream::Tls(Box::new(stream)), permit)
+                let peer = peer_of(&stream);
+                (Stream::Tls(Box::new(stream)), peer, permit)
             }
-            Accepted::Unix(stream, permit) => (Stream::Unix(UnixStream::from_std(stream)?), permit),
+            Accepted::Unix(stream, permit) => {
+                let stream = UnixStream::from_std(stream)?;
+                let uid = stream.peer_cred()?.uid();
+                (Stream::Unix(stream), Peer::Process { uid }, permit)
+            }
         };
         Ok(Connection {
             stream,
+            peer,
             _permit: permit,
         })
+    }
+}
+
+/// The other end of an encrypted connection. TLS has verified its certificate, when it has one.
+fn peer_of(stream: &TlsStream<TcpStream>) -> Peer {
+    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    match certificate.and_then(|certificate| name_of(certificate)) {
+        Some(name) => Peer::Certificate(name.into()),
+        None => Peer::Unknown,
     }
 }
 
@@ -72,9 +90,11 @@ pub(crate) async fn register_all(mut accepted: mpsc::Receiver<Accepted>, ready: 
 }
 
 impl Connected for Connection {
-    type ConnectInfo = ();
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) {}
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
 }
 
 impl AsyncRead for Connection {

@@ -7,7 +7,8 @@
 //! serve       listeners, threads, the end
 //! services    one file per gRPC service: requests into commands, reads from snapshots
 //! pipeline    queued commands into commits, and their answers
-//! security    certificates and keys of TLS
+//! security    TLS, tokens, permissions
+//! tokens      creates, lists and revokes tokens, without a server
 //! command     apply(entry): the only way in which a server changes its store
 //! ```
 
@@ -23,10 +24,12 @@ mod serve;
 mod services;
 mod signals;
 mod state;
+mod tokens;
 
 pub use command::{Applied, Applier, ENTRY_VERSION};
 pub use config::{Config, ConfigError, Origin, SETTINGS, Setting, flag, variable};
 pub use pipeline::{Answer, Level, Limits, Pipeline};
-pub use security::{TlsError, TlsFiles};
+pub use security::{NoPermission, Permission, TlsError, TlsFiles};
 pub use serve::{Listening, MESSAGE_BYTES_MAX, Running, ServeError, start};
 pub use signals::{Signals, notify};
+pub use tokens::{CreatedToken, ListedToken, NewToken, TokenError, create_token, list_tokens, revoke_token};

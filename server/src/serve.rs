@@ -34,7 +34,7 @@ use crate::config::Config;
 use crate::connection::{Accepted, register_all};
 use crate::pages::Pages;
 use crate::pipeline::{Limits, Pipeline};
-use crate::security::{Certificates, Renewal, TlsError};
+use crate::security::{Certificates, Guard, Renewal, TlsError};
 use crate::services::{AdminService, MapsService, TopicsService, TransactionsService};
 use crate::state::{Inner, State};
 
@@ -126,6 +126,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     };
     let applier = Applier::new(&store, TopicsOptions::new()).map_err(in_store)?;
     let topics = applier.topics().clone();
+    let guard = Guard::new(applier.tokens().clone());
     let limits = Limits {
         queued_bytes: config.queue_bytes,
     };
@@ -135,6 +136,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         store: store.clone(),
         topics,
         pipeline: Pipeline::new(applier, limits),
+        guard,
         default_level: config.acknowledge,
         pages: Pages::default(),
         begun: Instant::now(),

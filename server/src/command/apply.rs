@@ -17,12 +17,15 @@ use tonic::Code;
 use super::ENTRY_VERSION;
 use super::idempotency::{Keys, Known};
 use super::refusal::{refusal_of, refused};
+use super::token::{self, TOKENS};
+use crate::security::Tokens;
 
 /// Applies entries to a store: all writes of the server go through here.
 pub struct Applier {
     store: Store,
     topics: Topics,
     keys: Keys,
+    tokens: Tokens,
     maps: HashMap<String, Map>,
     known_topics: HashMap<String, Topic>,
 }
@@ -39,7 +42,7 @@ pub struct Applied {
 }
 
 /// Why a command changed nothing: it was refused, or the store failed.
-enum Stopped {
+pub(super) enum Stopped {
     Refused(Refusal),
     Failed(Error),
 }
@@ -71,9 +74,15 @@ impl Applier {
             store: store.clone(),
             topics: Topics::open_with(store, topics)?,
             keys: Keys::new(store.reserved_map("server.idempotency")?),
+            tokens: Tokens::new(store.reserved_map(TOKENS)?),
             maps: HashMap::new(),
             known_topics: HashMap::new(),
         })
+    }
+
+    /// The store's tokens.
+    pub(crate) fn tokens(&self) -> &Tokens {
+        &self.tokens
     }
 
     /// The store's topics.
@@ -196,6 +205,10 @@ impl Applier {
             Change::DeleteTopic(delete) => {
                 self.known_topics.remove(&delete.topic);
                 self.topics.delete_in(tx, &delete.topic)?;
+            }
+            Change::PutToken(put) => return Ok(outcome(Led::Changed(token::put(&self.tokens, tx, put)?))),
+            Change::RevokeToken(revoke) => {
+                return Ok(outcome(Led::Changed(token::revoke(&self.tokens, tx, revoke)?)));
             }
         }
         Ok(outcome(Led::Changed(true)))

@@ -7,10 +7,12 @@
 mod apply;
 mod idempotency;
 mod refusal;
+mod token;
 
 pub(crate) use apply::map_not_found;
 pub use apply::{Applied, Applier};
 pub(crate) use refusal::refusal_of;
+pub(crate) use token::TOKENS;
 
 /// The version of entries that this server writes. It refuses all others.
 pub const ENTRY_VERSION: u32 = 1;

@@ -23,6 +23,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::error::{failed, invalid, stopping, unanswered};
 use crate::pipeline::{Answer, Level};
+use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, check_space, led, unexpected};
 
 /// Messages after which a publishing stream begins another command.
@@ -36,6 +37,9 @@ const BATCH_MESSAGES_MAX: usize = 10_000;
 const BATCH_BYTES: usize = 256 << 10;
 /// How long a publishing stream waits before it tries again, when the server has too much in its queue.
 const WAIT: Duration = Duration::from_millis(2);
+
+/// How often a subscription looks whether its token is still valid.
+const CHECK: Duration = Duration::from_secs(2);
 
 pub(crate) struct TopicsService(pub(crate) State);
 
@@ -81,6 +85,8 @@ impl Topics for TopicsService {
         &self,
         request: Request<CreateTopicRequest>,
     ) -> Result<Response<CreateTopicResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
         let request = request.into_inner();
         let change = Change::CreateTopic(CreateTopic {
             topic: request.topic,
@@ -95,6 +101,8 @@ impl Topics for TopicsService {
         &self,
         request: Request<ConfigureTopicRequest>,
     ) -> Result<Response<ConfigureTopicResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
         let request = request.into_inner();
         let change = Change::ConfigureTopic(ConfigureTopic {
             topic: request.topic,
@@ -108,6 +116,8 @@ impl Topics for TopicsService {
         &self,
         request: Request<DeleteTopicRequest>,
     ) -> Result<Response<DeleteTopicResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
         let request = request.into_inner();
         let change = Change::DeleteTopic(DeleteTopic { topic: request.topic });
         self.0.change(&request.space, change, request.options).await?;
@@ -115,8 +125,10 @@ impl Topics for TopicsService {
     }
 
     async fn list_topics(&self, request: Request<ListTopicsRequest>) -> Result<Response<ListTopicsResponse>, Status> {
+        let caller = self.0.caller(&request)?;
         check_space(&request.get_ref().space)?;
-        let topics = self.0.topics.list().map_err(|error| failed(&error))?;
+        let mut topics = self.0.topics.list().map_err(|error| failed(&error))?;
+        topics.retain(|topic| caller.sees(Resource::Topic(topic)));
         Ok(Response::new(ListTopicsResponse { topics }))
     }
 
@@ -124,6 +136,8 @@ impl Topics for TopicsService {
         &self,
         request: Request<DescribeTopicRequest>,
     ) -> Result<Response<DescribeTopicResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Read, Resource::Topic(&request.get_ref().topic))?;
         check_space(&request.get_ref().space)?;
         let topic = self.0.topic(&request.get_ref().topic)?;
         let described = topic.describe().map_err(|error| failed(&error))?;
@@ -143,6 +157,8 @@ impl Topics for TopicsService {
     }
 
     async fn publish(&self, request: Request<PublishRequest>) -> Result<Response<PublishResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Write, Resource::Topic(&request.get_ref().topic))?;
         let request = request.into_inner();
         let message = request
             .message
@@ -157,6 +173,8 @@ impl Topics for TopicsService {
         &self,
         request: Request<PublishBatchRequest>,
     ) -> Result<Response<PublishBatchResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Write, Resource::Topic(&request.get_ref().topic))?;
         let request = request.into_inner();
         let first_offset = self
             .publish_all(&request.space, request.topic, request.messages, request.options)
@@ -170,11 +188,14 @@ impl Topics for TopicsService {
         &self,
         request: Request<Streaming<PublishStreamRequest>>,
     ) -> Result<Response<Self::PublishStreamStream>, Status> {
+        let credentials = Credentials::of(&request);
+        // The first message names the topic, so the permission is looked at with each command.
+        self.0.guard.caller(&credentials)?;
         let requests = request.into_inner();
         let state = self.0.clone();
         let (responses, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
-            if let Err(status) = publish_requests(&state, requests, &responses).await {
+            if let Err(status) = publish_requests(&state, &credentials, requests, &responses).await {
                 let _ = responses.send(Err(status)).await;
             }
         });
@@ -184,6 +205,11 @@ impl Topics for TopicsService {
     type SubscribeStream = ReceiverStream<Result<SubscribeResponse, Status>>;
 
     async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<Self::SubscribeStream>, Status> {
+        let reader = Reader {
+            credentials: Credentials::of(&request),
+            topic: request.get_ref().topic.clone(),
+        };
+        reader.check(&self.0)?;
         let request = request.into_inner();
         check_space(&request.space)?;
         let topic = self.0.topic(&request.topic)?;
@@ -205,7 +231,7 @@ impl Topics for TopicsService {
         let subscription = subscribed.map_err(|error| failed(&error))?;
         // A slow subscriber holds two responses; the rest waits in the store.
         let (sender, receiver) = mpsc::channel(2);
-        tokio::spawn(send_messages(self.0.clone(), subscription, sender));
+        tokio::spawn(send_messages(self.0.clone(), reader, subscription, sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
@@ -230,6 +256,7 @@ fn bytes_of(messages: &[Message]) -> usize {
 /// arrive gather for the next. So a refused message is the last that the stream publishes.
 async fn publish_requests(
     state: &State,
+    credentials: &Credentials,
     mut requests: Streaming<PublishStreamRequest>,
     responses: &mpsc::Sender<Result<PublishStreamResponse, Status>>,
 ) -> Result<(), Status> {
@@ -245,6 +272,8 @@ async fn publish_requests(
                 stream.insert((request.topic, level))
             }
         };
+        let caller = state.guard.caller(credentials)?;
+        caller.may(Access::Write, Resource::Topic(topic))?;
         let mut messages = request.messages;
         add_ready(&mut requests, &mut messages).await;
         let count = messages.len() as u64;
@@ -284,20 +313,42 @@ async fn enqueue(state: &State, change: Change, level: Level) -> Result<Answer, 
     }
 }
 
+/// Who receives the messages of a subscription.
+struct Reader {
+    credentials: Credentials,
+    topic: String,
+}
+
+impl Reader {
+    fn check(&self, state: &State) -> Result<(), Status> {
+        let caller = state.guard.caller(&self.credentials)?;
+        caller.may(Access::Read, Resource::Topic(&self.topic))
+    }
+}
+
 /// Sends the messages of a subscription until the client, the topic or the server ends it.
 async fn send_messages(
     state: State,
+    reader: Reader,
     mut subscription: Subscription,
     sender: mpsc::Sender<Result<SubscribeResponse, Status>>,
 ) {
     state.subscriptions.fetch_add(1, Ordering::Relaxed);
     let mut ends = state.ends.clone();
+    let mut checks = tokio::time::interval(CHECK);
     {
         let mut batches = subscription.stream();
         loop {
             let batch = tokio::select! {
                 batch = batches.next() => batch,
                 () = sender.closed() => break,
+                _ = checks.tick() => match reader.check(&state) {
+                    Ok(()) => continue,
+                    Err(refused) => {
+                        let _ = sender.send(Err(refused)).await;
+                        break;
+                    }
+                },
                 _ = ends.wait_for(|ends| *ends) => {
                     let ended = stopping();
                     let _ = sender.try_send(Err(ended));

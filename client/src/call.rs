@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
@@ -48,16 +49,18 @@ pub(crate) struct Pool {
     channels: Vec<Channel>,
     turn: AtomicUsize,
     deadline: Duration,
+    authorization: Option<AsciiMetadataValue>,
 }
 
 impl Pool {
-    pub(crate) fn new(channels: Vec<Channel>, deadline: Duration) -> Pool {
+    pub(crate) fn new(channels: Vec<Channel>, deadline: Duration, authorization: Option<AsciiMetadataValue>) -> Pool {
         assert!(!channels.is_empty(), "a pool has a connection");
         let turn = AtomicUsize::new(0);
         Pool {
             channels,
             turn,
             deadline,
+            authorization,
         }
     }
 
@@ -97,6 +100,9 @@ impl Pool {
         while Instant::now() < end {
             *was_unknown = is_unknown;
             let mut attempt = Request::new(request.clone());
+            if let Some(authorization) = &self.authorization {
+                attempt.metadata_mut().insert("authorization", authorization.clone());
+            }
             if effect != Effect::Open {
                 attempt.set_timeout(end.saturating_duration_since(Instant::now()));
             }

@@ -214,8 +214,11 @@ impl Applier {
             return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", message).into());
         }
         let is_new = !self.sessions.exists(tx, &open.session)?;
-        let timeout_ms = open.timeout_ms;
-        self.sessions.open(tx, &open.session, StoredSession { timeout_ms })?;
+        let stored = StoredSession {
+            timeout_ms: open.timeout_ms,
+            principal: open.principal.clone(),
+        };
+        self.sessions.open(tx, &open.session, &stored)?;
         Ok(outcome(Led::Changed(is_new)))
     }
 

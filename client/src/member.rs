@@ -18,7 +18,7 @@ use futures_core::Stream;
 use prost::bytes::Bytes;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{sleep, timeout};
-use tonic::Streaming;
+use tonic::{Response, Streaming};
 
 use crate::call::Pauses;
 use crate::client::{send, topics};
@@ -331,11 +331,15 @@ impl Link {
                 let _ = requests.send(SessionRequest { say: Some(say) });
             }
             *opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(requests);
-            async move { topics(channel).session(Requests(receiver)).await }
+            // The attempt succeeds with the first response: a connection that breaks before it is an attempt that failed.
+            async move {
+                let mut responses = topics(channel).session(Requests(receiver)).await?.into_inner();
+                let first = responses.message().await?;
+                Ok(Response::new((first, responses)))
+            }
         });
-        let mut responses = call.await?;
+        let (first, responses) = call.await?;
         let requests = opened.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let first = responses.message().await.map_err(|status| Failure::of(&status).error)?;
         let Some(Said::Opened(session)) = first.and_then(|first| first.say) else {
             return Err(Error::bad_response());
         };

@@ -7,6 +7,7 @@ use std::path::Path;
 use common::authority::{Authority, write};
 use common::*;
 use duramen::Store;
+use duramen::topic::{TopicOptions, Topics};
 use duramen_proto::DESCRIPTORS;
 use duramen_proto::v1::admin_client::AdminClient;
 use duramen_proto::v1::condition::Test;
@@ -417,6 +418,134 @@ fn the_user_of_the_server_needs_no_token_on_the_unix_socket() {
             Code::Unauthenticated,
             "a wrong token is refused here too"
         );
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn subscriptions_and_sessions_end_when_their_token_is_revoked() {
+    let directory = tempfile::tempdir().unwrap();
+    let opened = Store::open(directory.path().join("store")).unwrap();
+    Topics::open(&opened)
+        .unwrap()
+        .create("orders", TopicOptions::new())
+        .unwrap();
+    let created = token(&opened, "ada", &["read:topic:orders"]);
+    opened.close().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        let subscribe = SubscribeRequest {
+            topic: "orders".into(),
+            ..Default::default()
+        };
+        let subscribed = clients.topics.subscribe(with(&created, subscribe)).await;
+        let mut messages = subscribed.unwrap().into_inner();
+        let (requests, receiver) = tokio::sync::mpsc::unbounded_channel();
+        let say = |say| requests.send(SessionRequest { say: Some(say) }).unwrap();
+        say(session_request::Say::Open(OpenSession::default()));
+        let receiver = tokio_stream::wrappers::UnboundedReceiverStream::new(receiver);
+        let session = clients.topics.session(with(&created, receiver)).await;
+        let mut session = session.unwrap().into_inner();
+        session.message().await.unwrap().unwrap();
+        // A topic that the principal may not read ends its subscription, and the session goes on.
+        say(session_request::Say::Begin(BeginSubscription {
+            subscription: 1,
+            topic: "secrets".into(),
+            ..Default::default()
+        }));
+        let Some(session_response::Say::Ended(ended)) = session.message().await.unwrap().unwrap().say else {
+            panic!("the subscription is refused");
+        };
+        assert_eq!(ended.reason, "PERMISSION_DENIED");
+
+        // Another process of the machine revokes the token.
+        let store = Store::open(directory.path().join("store")).unwrap();
+        revoke_token(&store, &created.id).unwrap();
+        store.close().unwrap();
+        let over = messages.message().await.unwrap_err();
+        assert_eq!(over.code(), Code::Unauthenticated);
+        let over = session.message().await.unwrap_err();
+        assert_eq!(over.code(), Code::Unauthenticated);
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_session_belongs_to_the_principal_that_opened_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path().join("store")).unwrap();
+    Topics::open(&store)
+        .unwrap()
+        .create("orders", TopicOptions::new())
+        .unwrap();
+    let [ada, bob] = ["ada", "bob"].map(|name| token(&store, name, &["read:topic:*"]));
+    store.close().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        let open = |session: &[u8]| SessionRequest {
+            say: Some(session_request::Say::Open(OpenSession {
+                session: session.to_vec().into(),
+                ..Default::default()
+            })),
+        };
+        let opened = clients
+            .topics
+            .session(with(&ada, tokio_stream::iter([open(b"")])))
+            .await
+            .unwrap();
+        let mut opened = opened.into_inner();
+        let Some(session_response::Say::Opened(opened)) = opened.message().await.unwrap().unwrap().say else {
+            panic!("the session is open");
+        };
+        let taken = clients
+            .topics
+            .session(with(&bob, tokio_stream::iter([open(&opened.session)])))
+            .await
+            .unwrap();
+        let refused = taken.into_inner().message().await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+        let fetch = FetchRequest {
+            topic: "orders".into(),
+            group: "packers".into(),
+            session: opened.session.clone(),
+            ..Default::default()
+        };
+        let refused = clients.topics.fetch(with(&bob, fetch)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn dead_letters_of_a_group_need_a_permission_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path().join("store")).unwrap();
+    Topics::open(&store)
+        .unwrap()
+        .create("orders", TopicOptions::new())
+        .unwrap();
+    let created = token(&store, "ada", &["admin:topic:orders"]);
+    store.close().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        let create = |dead: Option<&str>| CreateGroupRequest {
+            topic: "orders".into(),
+            group: "packers".into(),
+            group_options: Some(GroupOptions {
+                dead_letters: dead.map(|topic| group_options::DeadLetters::DeadLetterTopic(topic.into())),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let refused = clients
+            .topics
+            .create_group(with(&created, create(Some("secrets"))))
+            .await;
+        assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+        clients.topics.create_group(with(&created, create(None))).await.unwrap();
     });
     server.stop().unwrap();
 }

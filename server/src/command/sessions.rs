@@ -75,6 +75,11 @@ impl Sessions {
         tx.put(&self.rows, key(SESSION, session), stored.encode_to_vec())
     }
 
+    pub(super) fn get(&self, tx: &Transaction, session: &[u8]) -> Result<Option<StoredSession>> {
+        let row = tx.get_ref(&self.rows, key(SESSION, session))?;
+        Ok(row.map(|row| StoredSession::decode(&row[..]).unwrap_or_default()))
+    }
+
     pub(super) fn exists(&self, tx: &Transaction, session: &[u8]) -> Result<bool> {
         Ok(tx.get_ref(&self.rows, key(SESSION, session))?.is_some())
     }

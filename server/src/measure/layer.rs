@@ -54,7 +54,10 @@ where
     fn call(&mut self, request: Request<I>) -> MeasuredFuture<S::Future> {
         let call = Call {
             method: self.calls.methods().position(request.uri().path()),
-            peer: request.extensions().get::<Peer>().map_or_else(Address::default, |peer| peer.address),
+            peer: request
+                .extensions()
+                .get::<Peer>()
+                .map_or_else(Address::default, |peer| peer.address),
             calls: self.calls.clone(),
             begun: Instant::now(),
             latency: None,

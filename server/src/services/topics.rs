@@ -23,7 +23,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use super::groups;
 use crate::error::{failed, invalid, stopping, unanswered};
 use crate::pipeline::{Answer, Level};
-use crate::security::{Access, Credentials, Resource};
+use crate::security::{Access, Caller, Credentials, Resource};
 use crate::session;
 use crate::state::{State, Subscribed, check_space, led, received, unexpected};
 
@@ -240,8 +240,9 @@ impl Topics for TopicsService {
         &self,
         request: Request<CreateGroupRequest>,
     ) -> Result<Response<CreateGroupResponse>, Status> {
-        self.0
-            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
+        let caller = self.0.caller(&request)?;
+        caller.may(Access::Admin, Resource::Topic(&request.get_ref().topic))?;
+        may_bury(&caller, request.get_ref().group_options.as_ref())?;
         groups::create(&self.0, request.into_inner()).await.map(Response::new)
     }
 
@@ -249,8 +250,9 @@ impl Topics for TopicsService {
         &self,
         request: Request<ConfigureGroupRequest>,
     ) -> Result<Response<ConfigureGroupResponse>, Status> {
-        self.0
-            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
+        let caller = self.0.caller(&request)?;
+        caller.may(Access::Admin, Resource::Topic(&request.get_ref().topic))?;
+        may_bury(&caller, request.get_ref().group_options.as_ref())?;
         groups::configure(&self.0, request.into_inner())
             .await
             .map(Response::new)
@@ -302,7 +304,21 @@ impl Topics for TopicsService {
         let caller = self.0.caller(&request)?;
         caller.may(Access::Read, Resource::Topic(&request.get_ref().topic))?;
         self.0.sessions.may_use(&request.get_ref().session, &caller)?;
-        groups::fetch(&self.0, request.into_inner()).await.map(Response::new)
+        let reader = Reader {
+            credentials: Credentials::of(&request),
+            topic: request.get_ref().topic.clone(),
+        };
+        let mut checks = tokio::time::interval(CHECK);
+        let fetched = groups::fetch(&self.0, request.into_inner());
+        let mut fetched = std::pin::pin!(fetched);
+        let fetched = loop {
+            tokio::select! {
+                fetched = &mut fetched => break fetched,
+                // A fetch may wait for long, and its token may be revoked meanwhile.
+                _ = checks.tick() => reader.check(&self.0)?,
+            }
+        };
+        fetched.map(Response::new)
     }
 
     async fn settle(&self, request: Request<SettleRequest>) -> Result<Response<SettleResponse>, Status> {
@@ -407,6 +423,15 @@ async fn enqueue(state: &State, change: Change, level: Level) -> Result<Answer, 
             Err(status) if status.code() == Code::ResourceExhausted => tokio::time::sleep(WAIT).await,
             queued => return queued,
         }
+    }
+}
+
+/// Refuses options of a group whose dead letters go to a topic of which the caller is no administrator: the group creates it
+/// when it is missing, and publishes to it.
+fn may_bury(caller: &Caller, options: Option<&GroupOptions>) -> Result<(), Status> {
+    match options.and_then(|options| options.dead_letters.as_ref()) {
+        Some(group_options::DeadLetters::DeadLetterTopic(topic)) => caller.may(Access::Admin, Resource::Topic(topic)),
+        _ => Ok(()),
     }
 }
 

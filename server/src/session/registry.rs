@@ -87,7 +87,7 @@ impl Registry {
         self.locked().len()
     }
 
-    /// Refuses a session that another principal has. One that does not exist is refused by the command that needs it.
+    /// Refuses a session that another principal has. The command that needs a session refuses it when it does not exist.
     pub(crate) fn may_use(&self, session: &[u8], caller: &Caller) -> Result<(), Status> {
         match self.locked().get(session) {
             Some(known) if known.principal != caller.name() && !matches!(caller, Caller::Unlimited) => {

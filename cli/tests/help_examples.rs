@@ -46,6 +46,10 @@ const COMMANDS: &[&[&str]] = &[
     &["cert", "ca"],
     &["cert", "server"],
     &["cert", "client"],
+    &["token"],
+    &["token", "create"],
+    &["token", "list"],
+    &["token", "revoke"],
     &["torture"],
     &["tour"],
 ];
@@ -81,6 +85,10 @@ fn whole(command: &[&str], example: &str) -> String {
             export DURAMEN_SERVER=unix:duramen.sock; {example} || exit 1; {END}"
         ),
         ["cert", "server" | "client"] => format!("test -d authority || duramen cert ca --out authority; {example}"),
+        ["token", ..] => format!(
+            "test -d duramen-data || duramen maps create duramen-data orders
+            duramen token create reader --allow 'read:*' > token; {example}"
+        ),
         _ => example.to_string(),
     }
 }
@@ -116,7 +124,15 @@ fn every_command_has_examples() {
 #[test]
 fn every_visible_command_is_tested_here() {
     let scratch = Scratch::new();
-    for group in [&[][..], &["maps"], &["topics"], &["groups"], &["config"], &["cert"]] {
+    for group in [
+        &[][..],
+        &["maps"],
+        &["topics"],
+        &["groups"],
+        &["config"],
+        &["cert"],
+        &["token"],
+    ] {
         let help = help(&scratch, group);
         let listed = help
             .lines()

@@ -50,6 +50,10 @@ const COMMANDS: &[&str] = &[
     "cert ca",
     "cert server",
     "cert client",
+    "token",
+    "token create",
+    "token list",
+    "token revoke",
     "torture",
     "tour",
 ];

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
@@ -47,22 +48,30 @@ impl Effect {
 pub(crate) struct Pool {
     channels: Vec<Channel>,
     turn: AtomicUsize,
+    /// Streams take turns of their own: a call before each of them would put all of them on one connection.
+    stream_turn: AtomicUsize,
     deadline: Duration,
+    authorization: Option<AsciiMetadataValue>,
 }
 
 impl Pool {
-    pub(crate) fn new(channels: Vec<Channel>, deadline: Duration) -> Pool {
+    pub(crate) fn new(channels: Vec<Channel>, deadline: Duration, authorization: Option<AsciiMetadataValue>) -> Pool {
         assert!(!channels.is_empty(), "a pool has a connection");
-        let turn = AtomicUsize::new(0);
         Pool {
             channels,
-            turn,
+            turn: AtomicUsize::new(0),
+            stream_turn: AtomicUsize::new(0),
             deadline,
+            authorization,
         }
     }
 
-    fn channel(&self) -> Channel {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+    fn channel(&self, effect: Effect) -> Channel {
+        let turns = match effect {
+            Effect::Open => &self.stream_turn,
+            Effect::Read | Effect::Write | Effect::WriteOnce => &self.turn,
+        };
+        let turn = turns.fetch_add(1, Ordering::Relaxed);
         self.channels[turn % self.channels.len()].clone()
     }
 
@@ -97,10 +106,13 @@ impl Pool {
         while Instant::now() < end {
             *was_unknown = is_unknown;
             let mut attempt = Request::new(request.clone());
+            if let Some(authorization) = &self.authorization {
+                attempt.metadata_mut().insert("authorization", authorization.clone());
+            }
             if effect != Effect::Open {
                 attempt.set_timeout(end.saturating_duration_since(Instant::now()));
             }
-            let failure = match timeout_at(end, send(self.channel(), attempt)).await {
+            let failure = match timeout_at(end, send(self.channel(effect), attempt)).await {
                 Ok(Ok(response)) => return Ok(response.into_inner()),
                 Ok(Err(status)) => Failure::of(&status),
                 Err(_) => {

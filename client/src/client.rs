@@ -1,5 +1,6 @@
 //! The client: its settings, and the calls on maps and topics as a whole.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use duramen_proto::v1::{
     Acknowledge, CreateMapRequest, CreateTopicRequest, DropMapRequest, ListMapsRequest, ListTopicsRequest,
     RenameMapRequest, TopicOptions,
 };
+use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 
@@ -40,11 +42,23 @@ const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(10);
 const DEADLINE_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// Settings of a client; see [`Client::builder`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Builder {
     connections: usize,
     deadline: Duration,
     tls: Option<TlsOptions>,
+    token: Option<String>,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("connections", &self.connections)
+            .field("deadline", &self.deadline)
+            .field("tls", &self.tls)
+            .field("has_token", &self.token.is_some())
+            .finish()
+    }
 }
 
 impl Builder {
@@ -57,6 +71,12 @@ impl Builder {
     /// Longest duration of a call with all its attempts, at most 5 minutes. Default: 10 seconds.
     pub fn deadline(mut self, deadline: Duration) -> Builder {
         self.deadline = deadline.min(DEADLINE_MAX);
+        self
+    }
+
+    /// The token that the client sends with each call, as `duramen token create` printed it. Default: none.
+    pub fn token(mut self, token: impl Into<String>) -> Builder {
+        self.token = Some(token.into());
         self
     }
 
@@ -95,9 +115,10 @@ impl Builder {
             .tcp_nodelay(true)
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE_ANSWER);
+        let token = self.token.as_deref().map(authorization).transpose()?;
         let channels = (0..self.connections).map(|_| endpoint.connect_lazy()).collect();
         Ok(Client {
-            pool: Arc::new(Pool::new(channels, self.deadline)),
+            pool: Arc::new(Pool::new(channels, self.deadline, token)),
             options: WriteOptions::default(),
         })
     }
@@ -130,6 +151,7 @@ impl Client {
             connections: 2,
             deadline: Duration::from_secs(10),
             tls: None,
+            token: None,
         }
     }
 
@@ -274,6 +296,16 @@ impl Client {
         };
         self.pool.call(effect, request, send).await
     }
+}
+
+/// The metadata that presents a token. It is sensitive, so `Debug` hides it.
+fn authorization(token: &str) -> Result<AsciiMetadataValue> {
+    let mut value = AsciiMetadataValue::try_from(format!("Bearer {token}")).map_err(|_| {
+        let message = "the token has characters that no token has; use what `duramen token create` printed";
+        Error::new(ErrorKind::InvalidArgument, "BAD_TOKEN", message)
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 pub(crate) fn maps(channel: Channel) -> MapsClient<Channel> {

@@ -47,7 +47,7 @@ pub struct Error {
     pub kind: ErrorKind,
     /// A stable name for programs, such as `MAP_NOT_FOUND`. Names of the client itself: `NOT_CONNECTED`,
     /// `CONNECTION_LOST`, `DEADLINE`, `PUBLISHER_ENDED`, `BAD_ADDRESS`, `BAD_TLS`,
-    /// `BAD_RESPONSE`.
+    /// `BAD_TOKEN`, `BAD_RESPONSE`.
     pub reason: String,
     /// Cause and cure, for people.
     pub message: String,

@@ -18,7 +18,7 @@ use futures_core::Stream;
 use prost::bytes::Bytes;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{sleep, timeout};
-use tonic::{Response, Streaming};
+use tonic::{Request, Response, Streaming};
 
 use crate::call::Pauses;
 use crate::client::{send, topics};
@@ -325,7 +325,7 @@ impl Link {
         // An attempt consumes its receiver, so each one makes a channel and leaves the sender here.
         let opened = Mutex::new(None);
         let client = self.shared.group.client.clone();
-        let call = client.open((), |channel, _| {
+        let call = client.open((), |channel, attempt| {
             let (requests, receiver) = mpsc::unbounded_channel();
             for say in [open.clone(), begin.clone()] {
                 let _ = requests.send(SessionRequest { say: Some(say) });
@@ -333,7 +333,9 @@ impl Link {
             *opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(requests);
             // The attempt succeeds with the first response: a connection that breaks before it is an attempt that failed.
             async move {
-                let mut responses = topics(channel).session(Requests(receiver)).await?.into_inner();
+                let (metadata, extensions, ()) = attempt.into_parts();
+                let request = Request::from_parts(metadata, extensions, Requests(receiver));
+                let mut responses = topics(channel).session(request).await?.into_inner();
                 let first = responses.message().await?;
                 Ok(Response::new((first, responses)))
             }

@@ -12,7 +12,7 @@ use duramen_proto::v1::{PublishStreamRequest, PublishStreamResponse};
 use futures_core::Stream;
 use prost::Message as _;
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use tonic::Streaming;
+use tonic::{Request, Streaming};
 
 use crate::client::{Client, topics};
 use crate::error::{Error, ErrorKind, Failure, Result};
@@ -76,10 +76,14 @@ impl Publisher {
     pub(crate) async fn open(client: &Client, topic: &str) -> Result<Publisher> {
         // An attempt consumes its receiver, so each one makes a channel and leaves the sender here.
         let opened = Mutex::new(None);
-        let call = client.open((), |channel, _| {
+        let call = client.open((), |channel, attempt| {
             let (sender, receiver) = mpsc::unbounded_channel();
             *locked(&opened) = Some(sender);
-            async move { topics(channel).publish_stream(Requests(receiver)).await }
+            async move {
+                let (metadata, extensions, ()) = attempt.into_parts();
+                let request = Request::from_parts(metadata, extensions, Requests(receiver));
+                topics(channel).publish_stream(request).await
+            }
         });
         let responses = call.await?;
         let requests = opened.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -1,11 +1,10 @@
 //! Connections of all kinds behind one type.
 
-use std::net::SocketAddr;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use std::{fmt, io};
 
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -15,6 +14,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
+use crate::security::{Address, Identity, Peer, name_of};
+
 /// Counts a connection as long as it lives.
 pub(crate) type Permit = tokio::sync::OwnedSemaphorePermit;
 
@@ -23,25 +24,6 @@ pub(crate) struct Connection {
     stream: Stream,
     peer: Peer,
     _permit: Permit,
-}
-
-/// Where a connection comes from. It is known to each call of the connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Peer {
-    Tcp(SocketAddr),
-    Unix,
-    #[default]
-    Unknown,
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Peer::Tcp(address) => address.fmt(formatter),
-            Peer::Unix => formatter.write_str("unix"),
-            Peer::Unknown => formatter.write_str("unknown"),
-        }
-    }
 }
 
 enum Stream {
@@ -63,25 +45,40 @@ pub(crate) enum Accepted {
 impl Accepted {
     /// Gives the connection to the runtime of the calling thread, and takes part in its handshake.
     async fn register(self) -> io::Result<Connection> {
-        let of_tcp = |stream: &std::net::TcpStream| stream.peer_addr().map_or(Peer::Unknown, Peer::Tcp);
+        let of_tcp = |stream: &std::net::TcpStream| stream.peer_addr().map_or(Address::Unknown, Address::Tcp);
         let (stream, peer, permit) = match self {
             Accepted::Tcp(stream, permit) => {
-                let peer = of_tcp(&stream);
+                let peer = Peer::new(of_tcp(&stream), Identity::Unknown);
                 (Stream::Tcp(TcpStream::from_std(stream)?), peer, permit)
             }
             Accepted::Tls(stream, config, permit) => {
                 let peer = of_tcp(&stream);
                 let handshake = TlsAcceptor::from(config).accept(TcpStream::from_std(stream)?);
                 let stream = tokio::time::timeout(HANDSHAKE, handshake).await??;
+                let peer = Peer::new(peer, identity_of(&stream));
                 (Stream::Tls(Box::new(stream)), peer, permit)
             }
-            Accepted::Unix(stream, permit) => (Stream::Unix(UnixStream::from_std(stream)?), Peer::Unix, permit),
+            Accepted::Unix(stream, permit) => {
+                let stream = UnixStream::from_std(stream)?;
+                let uid = stream.peer_cred()?.uid();
+                let peer = Peer::new(Address::Unix, Identity::Process { uid });
+                (Stream::Unix(stream), peer, permit)
+            }
         };
         Ok(Connection {
             stream,
             peer,
             _permit: permit,
         })
+    }
+}
+
+/// Who is at the other end of an encrypted connection. TLS has verified its certificate, when it has one.
+fn identity_of(stream: &TlsStream<TcpStream>) -> Identity {
+    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    match certificate.and_then(|certificate| name_of(certificate)) {
+        Some(name) => Identity::Certificate(name.into()),
+        None => Identity::Unknown,
     }
 }
 
@@ -102,7 +99,7 @@ impl Connected for Connection {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Peer {
-        self.peer
+        self.peer.clone()
     }
 }
 

@@ -10,7 +10,8 @@
 //! pipeline    queued commands into commits, and their answers
 //! measure     counts and logs of calls, without locks
 //! metrics     all counts as text, for Prometheus
-//! security    certificates and keys of TLS
+//! security    TLS, tokens, permissions
+//! tokens      creates, lists and revokes tokens, without a server
 //! command     apply(entry): the only way in which a server changes its store
 //! ```
 
@@ -30,11 +31,13 @@ mod services;
 mod session;
 mod signals;
 mod state;
+mod tokens;
 
 pub use command::{Applied, Applier, ENTRY_VERSION, SESSION_BYTES};
 pub use config::{Config, ConfigError, LogFormat, Origin, SETTINGS, Setting, flag, variable};
 pub use metrics::{FAMILIES, Family, FamilyKind};
 pub use pipeline::{Answer, Level, Limits, Pipeline};
-pub use security::{TlsError, TlsFiles};
+pub use security::{NoPermission, Permission, TlsError, TlsFiles};
 pub use serve::{Listening, MESSAGE_BYTES_MAX, Running, ServeError, start};
 pub use signals::{Signals, notify};
+pub use tokens::{CreatedToken, ListedToken, NewToken, TokenError, create_token, list_tokens, revoke_token};

@@ -37,7 +37,7 @@ use crate::metrics::{self, Sources};
 use crate::pages::Pages;
 use crate::pipeline::{Limits, Pipeline};
 use crate::room::Room;
-use crate::security::{Certificates, Renewal, TlsError};
+use crate::security::{Certificates, Guard, Renewal, TlsError};
 use crate::services::{AdminService, MapsService, TopicsService, TransactionsService};
 use crate::session::{Registry, Rooms, end_expired};
 use crate::state::{Inner, State};
@@ -134,6 +134,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     let applier = Applier::new(&store, TopicsOptions::new()).map_err(in_store)?;
     let topics = applier.topics().clone();
     let stored_sessions = applier.sessions().map_err(in_store)?;
+    let guard = Guard::new(applier.tokens().clone());
     let limits = Limits {
         queued_bytes: config.queue_bytes,
     };
@@ -143,6 +144,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         store: store.clone(),
         topics,
         pipeline: Pipeline::new(applier, limits),
+        guard,
         default_level: config.acknowledge,
         pages: Pages::default(),
         begun,

@@ -11,12 +11,13 @@ use duramen_proto::command::outcome::Outcome as Led;
 use duramen_proto::command::{Command, Outcome};
 use duramen_proto::v1::{self, WriteOptions};
 use prost::bytes::Bytes;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 
 use crate::command::map_not_found;
 use crate::error::{failed, of_refusal, status};
 use crate::pages::Pages;
 use crate::pipeline::{Level, Pipeline};
+use crate::security::{Access, Caller, Credentials, Guard, Resource};
 use crate::session::{Registry, Rooms};
 
 /// What the services work on. Clones share it.
@@ -29,6 +30,7 @@ pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) topics: Topics,
     pub(crate) pipeline: Pipeline,
+    pub(crate) guard: Guard,
     pub(crate) default_level: Level,
     pub(crate) pages: Pages,
     pub(crate) begun: Instant,
@@ -50,6 +52,21 @@ impl std::ops::Deref for State {
 impl State {
     pub(crate) fn new(inner: Inner) -> State {
         State { inner: Arc::new(inner) }
+    }
+
+    /// Finds out who sent a request.
+    pub(crate) fn caller<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
+        self.guard.caller(&Credentials::of(request))
+    }
+
+    /// Refuses a request whose sender may not do what it asks for.
+    pub(crate) fn authorize<T>(
+        &self,
+        request: &Request<T>,
+        access: Access,
+        resource: Resource<'_>,
+    ) -> Result<(), Status> {
+        self.caller(request)?.may(access, resource)
     }
 
     pub(crate) fn map(&self, name: &str) -> Result<Map, Status> {

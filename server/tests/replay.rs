@@ -135,6 +135,7 @@ fn open_session(number: u8) -> Change {
     Change::OpenSession(duramen_proto::command::OpenSession {
         session: vec![number; SESSION_BYTES].into(),
         timeout_ms: 1_000,
+        principal: if number == 0 { "ada" } else { "" }.into(),
     })
 }
 
@@ -148,7 +149,8 @@ fn session(rng: &mut Rng) -> Vec<u8> {
 /// Changes of groups and of what their members hold.
 fn of_group(rng: &mut Rng, leases: &[(Lease, Leased)]) -> Change {
     let (topic, group) = (topic(rng), format!("group{}", rng.u8(0..2)));
-    match rng.u8(0..20) {
+    match rng.u8(0..21) {
+        20 => token(rng),
         0 => {
             let number = rng.u8(0..8);
             create_group(rng, number % 4, number / 4)
@@ -196,6 +198,26 @@ fn of_group(rng: &mut Rng, leases: &[(Lease, Leased)]) -> Change {
             session: session(rng).into(),
         }),
     }
+}
+
+fn token(rng: &mut Rng) -> Change {
+    let id = vec![rng.u8(0..3); 8];
+    if rng.bool() {
+        return Change::RevokeToken(RevokeToken { id: id.into() });
+    }
+    Change::PutToken(PutToken {
+        id: id.into(),
+        token: Some(Token {
+            principal: format!("principal{}", rng.u8(0..2)),
+            permissions: vec![if rng.bool() { "read:*" } else { "wrong" }.into()],
+            secret_sha256: if rng.bool() {
+                vec![7; 32].into()
+            } else {
+                Vec::new().into()
+            },
+            expires_us: 0,
+        }),
+    })
 }
 
 /// A lease that was made not long ago.
@@ -374,7 +396,13 @@ fn contents(store: &Store) -> Vec<String> {
         .into_iter()
         .map(|name| (name.clone(), store.maps().get(&name).unwrap().unwrap()))
         .collect();
-    for reserved in ["server.idempotency", "server.sessions", "groups", "states"] {
+    for reserved in [
+        "server.idempotency",
+        "server.sessions",
+        "server.principals",
+        "groups",
+        "states",
+    ] {
         maps.push((format!("({reserved})"), store.reserved_map(reserved).unwrap()));
     }
     for (name, map) in maps {

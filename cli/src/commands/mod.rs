@@ -21,6 +21,7 @@ mod scan;
 mod serve;
 mod stat;
 mod subscribe;
+mod token;
 mod topics;
 mod torture;
 mod tour;
@@ -55,6 +56,7 @@ pub enum Command {
     Config(serve::ConfigCommand),
     Health(serve::Health),
     Cert(cert::Cert),
+    Token(token::Token),
     Torture(torture::Torture),
     Tour(tour::Tour),
     #[command(hide = true)]
@@ -89,6 +91,7 @@ impl Command {
             Command::Config(config) => config.run(output),
             Command::Health(health) => health.run(output),
             Command::Cert(cert) => cert.run(output),
+            Command::Token(token) => token.run(output),
             Command::Torture(torture) => torture.run(output),
             Command::TortureMember(member) => member.run(output),
             Command::Tour(tour) => tour.run(output),

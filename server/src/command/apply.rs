@@ -7,7 +7,7 @@ use duramen::topic::{Group, Message, Ticket, Topic, TopicError, TopicOptions, To
 use duramen::{CommitFuture, Durability, Error, Map, Result, Store, Transaction, TransactionOptions};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
-use duramen_proto::command::{Command, CreateTopic, Entry, Outcome, Refusal};
+use duramen_proto::command::{Command, CreateTopic, Entry, Outcome, Refusal, StoredSession};
 use duramen_proto::v1::condition::Test;
 use duramen_proto::v1::operation::Change as Operated;
 use duramen_proto::v1::operation_result::Result as Given;
@@ -18,6 +18,8 @@ use super::ENTRY_VERSION;
 use super::idempotency::{Keys, Known};
 use super::refusal::{refusal_of, refused};
 use super::sessions::Sessions;
+use super::token::{self, TOKENS};
+use crate::security::Tokens;
 
 /// Applies entries to a store: all writes of the server go through here.
 pub struct Applier {
@@ -25,6 +27,7 @@ pub struct Applier {
     topics: Topics,
     keys: Keys,
     pub(super) sessions: Sessions,
+    tokens: Tokens,
     maps: HashMap<String, Map>,
     known_topics: HashMap<String, Topic>,
     /// By topic and name.
@@ -76,6 +79,7 @@ impl Applier {
             topics: Topics::open_with(store, topics)?,
             keys: Keys::new(store.reserved_map("server.idempotency")?),
             sessions: Sessions::new(store.reserved_map("server.sessions")?),
+            tokens: Tokens::new(store.reserved_map(TOKENS)?),
             maps: HashMap::new(),
             known_topics: HashMap::new(),
             known_groups: HashMap::new(),
@@ -87,12 +91,17 @@ impl Applier {
         u64::try_from(self.store.shared_clock().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// The sessions of the store, with the milliseconds that each outlives its stream.
+    /// The sessions of the store.
     ///
     /// # Errors
     /// Those of reading.
-    pub fn sessions(&self) -> Result<Vec<(Vec<u8>, u64)>> {
+    pub fn sessions(&self) -> Result<Vec<(Vec<u8>, StoredSession)>> {
         self.sessions.list(&self.store.snapshot()?)
+    }
+
+    /// The store's tokens.
+    pub(crate) fn tokens(&self) -> &Tokens {
+        &self.tokens
     }
 
     /// The store's topics.
@@ -245,6 +254,10 @@ impl Applier {
             Change::Extend(extend) => return self.extend(tx, extend),
             Change::OpenSession(open) => return self.open_session(tx, open),
             Change::EndSession(end) => return self.end_session(tx, end),
+            Change::PutToken(put) => return Ok(outcome(Led::Changed(token::put(&self.tokens, tx, put)?))),
+            Change::RevokeToken(revoke) => {
+                return Ok(outcome(Led::Changed(token::revoke(&self.tokens, tx, revoke)?)));
+            }
         }
         Ok(outcome(Led::Changed(true)))
     }

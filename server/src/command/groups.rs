@@ -213,9 +213,18 @@ impl Applier {
             let message = format!("a session has {SESSION_BYTES} bytes, not {}", open.session.len());
             return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", message).into());
         }
-        let is_new = !self.sessions.exists(tx, &open.session)?;
-        let timeout_ms = open.timeout_ms;
-        self.sessions.open(tx, &open.session, StoredSession { timeout_ms })?;
+        let before = self.sessions.get(tx, &open.session)?;
+        let is_of_another = |before: &StoredSession| !open.principal.is_empty() && before.principal != open.principal;
+        if before.as_ref().is_some_and(is_of_another) {
+            let message = "another principal opened this session; open one of your own";
+            return Err(refused(Code::PermissionDenied, "PERMISSION_DENIED", message).into());
+        }
+        let is_new = before.is_none();
+        let stored = StoredSession {
+            timeout_ms: open.timeout_ms,
+            principal: open.principal.clone(),
+        };
+        self.sessions.open(tx, &open.session, &stored)?;
         Ok(outcome(Led::Changed(is_new)))
     }
 

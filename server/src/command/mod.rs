@@ -9,12 +9,14 @@ mod groups;
 mod idempotency;
 mod refusal;
 mod sessions;
+mod token;
 
 pub(crate) use apply::map_not_found;
 pub use apply::{Applied, Applier};
 pub(crate) use groups::{start_of, to_group_options};
 pub(crate) use refusal::refusal_of;
 pub use sessions::SESSION_BYTES;
+pub(crate) use token::TOKENS;
 
 /// The version of entries that this server writes. It refuses all others.
 pub const ENTRY_VERSION: u32 = 1;

@@ -60,19 +60,24 @@ impl Sessions {
         Sessions { rows }
     }
 
-    /// All sessions, with the milliseconds that each outlives its stream.
-    pub(super) fn list(&self, snapshot: &Snapshot) -> Result<Vec<(Vec<u8>, u64)>> {
+    /// All sessions.
+    pub(super) fn list(&self, snapshot: &Snapshot) -> Result<Vec<(Vec<u8>, StoredSession)>> {
         let mut rows = snapshot.prefix(&self.rows, [SESSION])?;
         let mut sessions = Vec::new();
         while let Some((row, value)) = rows.next()? {
             let stored = StoredSession::decode(&value[..]).unwrap_or_default();
-            sessions.push((row[1..].to_vec(), stored.timeout_ms));
+            sessions.push((row[1..].to_vec(), stored));
         }
         Ok(sessions)
     }
 
-    pub(super) fn open(&self, tx: &mut Transaction, session: &[u8], stored: StoredSession) -> Result<()> {
+    pub(super) fn open(&self, tx: &mut Transaction, session: &[u8], stored: &StoredSession) -> Result<()> {
         tx.put(&self.rows, key(SESSION, session), stored.encode_to_vec())
+    }
+
+    pub(super) fn get(&self, tx: &Transaction, session: &[u8]) -> Result<Option<StoredSession>> {
+        let row = tx.get_ref(&self.rows, key(SESSION, session))?;
+        Ok(row.map(|row| StoredSession::decode(&row[..]).unwrap_or_default()))
     }
 
     pub(super) fn exists(&self, tx: &Transaction, session: &[u8]) -> Result<bool> {

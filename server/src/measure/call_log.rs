@@ -9,7 +9,7 @@ use tonic::Code;
 use super::codes::CODES;
 use super::log_limit::LogLimit;
 use super::methods::Method;
-use crate::connection::Peer;
+use crate::security::Address;
 
 /// Logs calls.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ impl CallLog {
     }
 
     /// A call has ended. `latency` is the time until its response headers.
-    pub(crate) fn ended(&self, method: &Method, latency: Duration, code: Code, peer: Peer) {
+    pub(crate) fn ended(&self, method: &Method, latency: Duration, code: Code, peer: Address) {
         let is_failed = matches!(code, Code::Internal | Code::Unknown | Code::DataLoss);
         let is_slow = !method.is_streaming && self.slow_call.is_some_and(|slow| latency > slow);
         let path = || format!("{}/{}", method.service, method.name);

@@ -10,7 +10,7 @@ use super::call_log::CallLog;
 use super::codes::CODES;
 use super::histogram::{Histogram, Sums};
 use super::methods::Methods;
-use crate::connection::Peer;
+use crate::security::Address;
 
 /// The calls of one serving thread.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Calls {
     }
 
     /// The call has ended. `latency` is the time until its response headers.
-    pub(crate) fn ended(&self, method: usize, latency: Duration, code: Code, peer: Peer) {
+    pub(crate) fn ended(&self, method: usize, latency: Duration, code: Code, peer: Address) {
         self.counts[method].by_code[code as usize].fetch_add(1, Ordering::Relaxed);
         self.log.ended(self.methods.get(method), latency, code, peer);
     }

@@ -16,7 +16,7 @@ use tonic::Code;
 use tower::{Layer, Service};
 
 use super::calls::Calls;
-use crate::connection::Peer;
+use crate::security::{Address, Peer};
 
 /// Measures the calls of one serving thread.
 #[derive(Clone, Debug)]
@@ -54,7 +54,10 @@ where
     fn call(&mut self, request: Request<I>) -> MeasuredFuture<S::Future> {
         let call = Call {
             method: self.calls.methods().position(request.uri().path()),
-            peer: request.extensions().get().copied().unwrap_or_default(),
+            peer: request
+                .extensions()
+                .get::<Peer>()
+                .map_or_else(Address::default, |peer| peer.address),
             calls: self.calls.clone(),
             begun: Instant::now(),
             latency: None,
@@ -72,7 +75,7 @@ where
 struct Call {
     calls: Arc<Calls>,
     method: usize,
-    peer: Peer,
+    peer: Address,
     begun: Instant,
     latency: Option<Duration>,
     code: Code,

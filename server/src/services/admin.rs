@@ -7,6 +7,7 @@ use duramen_proto::v1::*;
 use tonic::{Request, Response, Status};
 
 use crate::error::{failed, unanswered};
+use crate::security::{Access, Resource};
 use crate::state::State;
 
 pub(crate) struct AdminService(pub(crate) State);
@@ -26,7 +27,8 @@ impl AdminService {
 
 #[tonic::async_trait]
 impl Admin for AdminService {
-    async fn statistics(&self, _: Request<StatisticsRequest>) -> Result<Response<StatisticsResponse>, Status> {
+    async fn statistics(&self, request: Request<StatisticsRequest>) -> Result<Response<StatisticsResponse>, Status> {
+        self.0.authorize(&request, Access::Admin, Resource::Everything)?;
         let statistics = self.apart(|store| store.stat()).await?;
         let (commands, commits) = self.0.pipeline.counts();
         let maps = statistics.maps.iter().map(|map| MapStatistics {
@@ -49,7 +51,8 @@ impl Admin for AdminService {
         }))
     }
 
-    async fn compact(&self, _: Request<CompactRequest>) -> Result<Response<CompactResponse>, Status> {
+    async fn compact(&self, request: Request<CompactRequest>) -> Result<Response<CompactResponse>, Status> {
+        self.0.authorize(&request, Access::Admin, Resource::Everything)?;
         let compacted = self.apart(|store| store.compact(&mut |_| {})).await?;
         Ok(Response::new(CompactResponse {
             bytes_before: compacted.bytes_before,
@@ -57,7 +60,8 @@ impl Admin for AdminService {
         }))
     }
 
-    async fn check(&self, _: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+    async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        self.0.authorize(&request, Access::Admin, Resource::Everything)?;
         let report = self.apart(|store| store.check(&mut |_| {})).await?;
         Ok(Response::new(CheckResponse {
             problems: report.problems,

@@ -18,6 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::error::{failed, invalid};
+use crate::security::{Access, Resource};
 use crate::state::{State, check_space, unexpected};
 
 /// Pairs of a page when the request names no number, and the most.
@@ -63,6 +64,8 @@ impl MapsService {
 #[tonic::async_trait]
 impl Maps for MapsService {
     async fn create_map(&self, request: Request<CreateMapRequest>) -> Result<Response<CreateMapResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
         let change = Change::CreateMap(CreateMap { map: request.map });
         let created = self.0.change(&request.space, change, request.options).await?;
@@ -70,12 +73,17 @@ impl Maps for MapsService {
     }
 
     async fn list_maps(&self, request: Request<ListMapsRequest>) -> Result<Response<ListMapsResponse>, Status> {
+        let caller = self.0.caller(&request)?;
         check_space(&request.get_ref().space)?;
-        let maps = self.0.store.maps().list().map_err(|error| failed(&error))?;
+        let mut maps = self.0.store.maps().list().map_err(|error| failed(&error))?;
+        maps.retain(|map| caller.sees(Resource::Map(map)));
         Ok(Response::new(ListMapsResponse { maps }))
     }
 
     async fn rename_map(&self, request: Request<RenameMapRequest>) -> Result<Response<RenameMapResponse>, Status> {
+        let caller = self.0.caller(&request)?;
+        caller.may(Access::Admin, Resource::Map(&request.get_ref().map))?;
+        caller.may(Access::Admin, Resource::Map(&request.get_ref().new_name))?;
         let request = request.into_inner();
         let change = Change::RenameMap(RenameMap {
             map: request.map,
@@ -86,6 +94,8 @@ impl Maps for MapsService {
     }
 
     async fn drop_map(&self, request: Request<DropMapRequest>) -> Result<Response<DropMapResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
         let change = Change::DropMap(DropMap { map: request.map });
         self.0.change(&request.space, change, request.options).await?;
@@ -93,6 +103,8 @@ impl Maps for MapsService {
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Read, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
         check_space(&request.space)?;
         let map = self.0.map(&request.map)?;
@@ -102,6 +114,8 @@ impl Maps for MapsService {
     }
 
     async fn batch_get(&self, request: Request<BatchGetRequest>) -> Result<Response<BatchGetResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Read, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
         check_space(&request.space)?;
         let count = request.keys.len();
@@ -129,6 +143,8 @@ impl Maps for MapsService {
     }
 
     async fn range(&self, request: Request<RangeRequest>) -> Result<Response<RangeResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Read, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
         check_space(&request.space)?;
         let map = self.0.map(&request.map)?;
@@ -170,6 +186,8 @@ impl Maps for MapsService {
         &self,
         request: Request<StreamRangeRequest>,
     ) -> Result<Response<Self::StreamRangeStream>, Status> {
+        self.0
+            .authorize(&request, Access::Read, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
         check_space(&request.space)?;
         let (map, snapshot) = (self.0.map(&request.map)?, self.snapshot()?);
@@ -208,6 +226,8 @@ impl Maps for MapsService {
     }
 
     async fn count(&self, request: Request<CountRequest>) -> Result<Response<CountResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Read, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
         check_space(&request.space)?;
         let (map, snapshot) = (self.0.map(&request.map)?, self.snapshot()?);
@@ -217,6 +237,8 @@ impl Maps for MapsService {
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Write, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
         let put = Operated::Put(PutOperation {
             map: request.map,
@@ -228,6 +250,8 @@ impl Maps for MapsService {
     }
 
     async fn delete(&self, request: Request<DeleteRequest>) -> Result<Response<DeleteResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Write, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
         let delete = Operated::Delete(DeleteOperation {
             map: request.map,
@@ -242,6 +266,8 @@ impl Maps for MapsService {
         &self,
         request: Request<DeleteRangeRequest>,
     ) -> Result<Response<DeleteRangeResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Write, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
         let delete = Operated::DeleteRange(DeleteRangeOperation {
             map: request.map,
@@ -256,6 +282,9 @@ impl Maps for MapsService {
         &self,
         request: Request<CompareAndSwapRequest>,
     ) -> Result<Response<CompareAndSwapResponse>, Status> {
+        let caller = self.0.caller(&request)?;
+        caller.may(Access::Read, Resource::Map(&request.get_ref().map))?;
+        caller.may(Access::Write, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
         let (map, key) = (request.map, request.key);
         let condition = Condition {
@@ -279,6 +308,7 @@ impl Maps for MapsService {
     }
 
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddResponse>, Status> {
+        self.0.caller(&request)?.may_add(&request.get_ref().map)?;
         let request = request.into_inner();
         let add = Operated::Add(AddOperation {
             map: request.map,

@@ -23,6 +23,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use super::groups;
 use crate::error::{failed, invalid, stopping, unanswered};
 use crate::pipeline::{Answer, Level};
+use crate::security::{Access, Caller, Credentials, Resource};
 use crate::session;
 use crate::state::{State, Subscribed, check_space, led, received, unexpected};
 
@@ -37,6 +38,9 @@ const BATCH_MESSAGES_MAX: usize = 10_000;
 const BATCH_BYTES: usize = 256 << 10;
 /// How long a publishing stream waits before it tries again, when the server has too much in its queue.
 const WAIT: Duration = Duration::from_millis(2);
+
+/// How often a subscription looks whether its token is still valid.
+const CHECK: Duration = Duration::from_secs(2);
 
 pub(crate) struct TopicsService(pub(crate) State);
 
@@ -82,6 +86,8 @@ impl Topics for TopicsService {
         &self,
         request: Request<CreateTopicRequest>,
     ) -> Result<Response<CreateTopicResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
         let request = request.into_inner();
         let change = Change::CreateTopic(CreateTopic {
             topic: request.topic,
@@ -96,6 +102,8 @@ impl Topics for TopicsService {
         &self,
         request: Request<ConfigureTopicRequest>,
     ) -> Result<Response<ConfigureTopicResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
         let request = request.into_inner();
         let change = Change::ConfigureTopic(ConfigureTopic {
             topic: request.topic,
@@ -109,6 +117,8 @@ impl Topics for TopicsService {
         &self,
         request: Request<DeleteTopicRequest>,
     ) -> Result<Response<DeleteTopicResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
         let request = request.into_inner();
         let change = Change::DeleteTopic(DeleteTopic { topic: request.topic });
         self.0.change(&request.space, change, request.options).await?;
@@ -116,8 +126,10 @@ impl Topics for TopicsService {
     }
 
     async fn list_topics(&self, request: Request<ListTopicsRequest>) -> Result<Response<ListTopicsResponse>, Status> {
+        let caller = self.0.caller(&request)?;
         check_space(&request.get_ref().space)?;
-        let topics = self.0.topics.list().map_err(|error| failed(&error))?;
+        let mut topics = self.0.topics.list().map_err(|error| failed(&error))?;
+        topics.retain(|topic| caller.sees(Resource::Topic(topic)));
         Ok(Response::new(ListTopicsResponse { topics }))
     }
 
@@ -125,6 +137,8 @@ impl Topics for TopicsService {
         &self,
         request: Request<DescribeTopicRequest>,
     ) -> Result<Response<DescribeTopicResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Read, Resource::Topic(&request.get_ref().topic))?;
         check_space(&request.get_ref().space)?;
         let topic = self.0.topic(&request.get_ref().topic)?;
         let described = topic.describe().map_err(|error| failed(&error))?;
@@ -144,6 +158,8 @@ impl Topics for TopicsService {
     }
 
     async fn publish(&self, request: Request<PublishRequest>) -> Result<Response<PublishResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Write, Resource::Topic(&request.get_ref().topic))?;
         let request = request.into_inner();
         let message = request
             .message
@@ -158,6 +174,8 @@ impl Topics for TopicsService {
         &self,
         request: Request<PublishBatchRequest>,
     ) -> Result<Response<PublishBatchResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Write, Resource::Topic(&request.get_ref().topic))?;
         let request = request.into_inner();
         let first_offset = self
             .publish_all(&request.space, request.topic, request.messages, request.options)
@@ -171,11 +189,14 @@ impl Topics for TopicsService {
         &self,
         request: Request<Streaming<PublishStreamRequest>>,
     ) -> Result<Response<Self::PublishStreamStream>, Status> {
+        let credentials = Credentials::of(&request);
+        // The first message names the topic, so the permission is looked at with each command.
+        self.0.guard.caller(&credentials)?;
         let requests = request.into_inner();
         let state = self.0.clone();
         let (responses, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
-            if let Err(status) = publish_requests(&state, requests, &responses).await {
+            if let Err(status) = publish_requests(&state, &credentials, requests, &responses).await {
                 let _ = responses.send(Err(status)).await;
             }
         });
@@ -185,6 +206,11 @@ impl Topics for TopicsService {
     type SubscribeStream = ReceiverStream<Result<SubscribeResponse, Status>>;
 
     async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<Self::SubscribeStream>, Status> {
+        let reader = Reader {
+            credentials: Credentials::of(&request),
+            topic: request.get_ref().topic.clone(),
+        };
+        reader.check(&self.0)?;
         let request = request.into_inner();
         check_space(&request.space)?;
         let topic = self.0.topic(&request.topic)?;
@@ -206,7 +232,7 @@ impl Topics for TopicsService {
         let subscription = subscribed.map_err(|error| failed(&error))?;
         // A slow subscriber holds two responses; the rest waits in the store.
         let (sender, receiver) = mpsc::channel(2);
-        tokio::spawn(send_messages(self.0.clone(), subscription, sender));
+        tokio::spawn(send_messages(self.0.clone(), reader, subscription, sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
@@ -214,6 +240,9 @@ impl Topics for TopicsService {
         &self,
         request: Request<CreateGroupRequest>,
     ) -> Result<Response<CreateGroupResponse>, Status> {
+        let caller = self.0.caller(&request)?;
+        caller.may(Access::Admin, Resource::Topic(&request.get_ref().topic))?;
+        may_bury(&caller, request.get_ref().group_options.as_ref())?;
         groups::create(&self.0, request.into_inner()).await.map(Response::new)
     }
 
@@ -221,6 +250,9 @@ impl Topics for TopicsService {
         &self,
         request: Request<ConfigureGroupRequest>,
     ) -> Result<Response<ConfigureGroupResponse>, Status> {
+        let caller = self.0.caller(&request)?;
+        caller.may(Access::Admin, Resource::Topic(&request.get_ref().topic))?;
+        may_bury(&caller, request.get_ref().group_options.as_ref())?;
         groups::configure(&self.0, request.into_inner())
             .await
             .map(Response::new)
@@ -230,18 +262,26 @@ impl Topics for TopicsService {
         &self,
         request: Request<DeleteGroupRequest>,
     ) -> Result<Response<DeleteGroupResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
         groups::delete(&self.0, request.into_inner()).await.map(Response::new)
     }
 
     async fn list_groups(&self, request: Request<ListGroupsRequest>) -> Result<Response<ListGroupsResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Read, Resource::Topic(&request.get_ref().topic))?;
         groups::list(&self.0, request.get_ref()).map(Response::new)
     }
 
     async fn pause_group(&self, request: Request<PauseGroupRequest>) -> Result<Response<PauseGroupResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
         groups::pause(&self.0, request.into_inner()).await.map(Response::new)
     }
 
     async fn reset_group(&self, request: Request<ResetGroupRequest>) -> Result<Response<ResetGroupResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
         groups::reset(&self.0, request.into_inner()).await.map(Response::new)
     }
 
@@ -249,22 +289,49 @@ impl Topics for TopicsService {
         &self,
         request: Request<ListPendingRequest>,
     ) -> Result<Response<ListPendingResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Read, Resource::Topic(&request.get_ref().topic))?;
         groups::pending(&self.0, request.get_ref()).map(Response::new)
     }
 
     async fn redrive(&self, request: Request<RedriveRequest>) -> Result<Response<RedriveResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Topic(&request.get_ref().topic))?;
         groups::redrive(&self.0, request.into_inner()).await.map(Response::new)
     }
 
     async fn fetch(&self, request: Request<FetchRequest>) -> Result<Response<FetchResponse>, Status> {
-        groups::fetch(&self.0, request.into_inner()).await.map(Response::new)
+        let caller = self.0.caller(&request)?;
+        caller.may(Access::Read, Resource::Topic(&request.get_ref().topic))?;
+        self.0.sessions.may_use(&request.get_ref().session, &caller)?;
+        let reader = Reader {
+            credentials: Credentials::of(&request),
+            topic: request.get_ref().topic.clone(),
+        };
+        let mut checks = tokio::time::interval(CHECK);
+        let fetched = groups::fetch(&self.0, request.into_inner());
+        let mut fetched = std::pin::pin!(fetched);
+        let fetched = loop {
+            tokio::select! {
+                fetched = &mut fetched => break fetched,
+                // A fetch may wait for long, and its token may be revoked meanwhile.
+                _ = checks.tick() => reader.check(&self.0)?,
+            }
+        };
+        fetched.map(Response::new)
     }
 
     async fn settle(&self, request: Request<SettleRequest>) -> Result<Response<SettleResponse>, Status> {
+        let caller = self.0.caller(&request)?;
+        for settlement in &request.get_ref().settlements {
+            caller.may(Access::Read, Resource::Topic(&settlement.topic))?;
+        }
         groups::settle(&self.0, request.into_inner()).await.map(Response::new)
     }
 
     async fn extend(&self, request: Request<ExtendRequest>) -> Result<Response<ExtendResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Read, Resource::Topic(&request.get_ref().topic))?;
         groups::extend(&self.0, request.into_inner()).await.map(Response::new)
     }
 
@@ -274,7 +341,10 @@ impl Topics for TopicsService {
         &self,
         request: Request<Streaming<SessionRequest>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
-        let responses = session::serve(self.0.clone(), request.into_inner());
+        let credentials = Credentials::of(&request);
+        // Without a principal there is no session. What it may do is looked at with each subscription and each request.
+        self.0.guard.caller(&credentials)?;
+        let responses = session::serve(self.0.clone(), credentials, request.into_inner());
         Ok(Response::new(ReceiverStream::new(responses)))
     }
 }
@@ -299,6 +369,7 @@ fn bytes_of(messages: &[Message]) -> usize {
 /// arrive gather for the next. So a refused message is the last that the stream publishes.
 async fn publish_requests(
     state: &State,
+    credentials: &Credentials,
     mut requests: Streaming<PublishStreamRequest>,
     responses: &mpsc::Sender<Result<PublishStreamResponse, Status>>,
 ) -> Result<(), Status> {
@@ -314,6 +385,8 @@ async fn publish_requests(
                 stream.insert((request.topic, level))
             }
         };
+        let caller = state.guard.caller(credentials)?;
+        caller.may(Access::Write, Resource::Topic(topic))?;
         let mut messages = request.messages;
         add_ready(&mut requests, &mut messages).await;
         let count = messages.len() as u64;
@@ -353,20 +426,51 @@ async fn enqueue(state: &State, change: Change, level: Level) -> Result<Answer, 
     }
 }
 
+/// Refuses options of a group whose dead letters go to a topic of which the caller is no administrator: the group creates it
+/// when it is missing, and publishes to it.
+fn may_bury(caller: &Caller, options: Option<&GroupOptions>) -> Result<(), Status> {
+    match options.and_then(|options| options.dead_letters.as_ref()) {
+        Some(group_options::DeadLetters::DeadLetterTopic(topic)) => caller.may(Access::Admin, Resource::Topic(topic)),
+        _ => Ok(()),
+    }
+}
+
+/// Who receives the messages of a subscription.
+struct Reader {
+    credentials: Credentials,
+    topic: String,
+}
+
+impl Reader {
+    fn check(&self, state: &State) -> Result<(), Status> {
+        let caller = state.guard.caller(&self.credentials)?;
+        caller.may(Access::Read, Resource::Topic(&self.topic))
+    }
+}
+
 /// Sends the messages of a subscription until the client, the topic or the server ends it.
 async fn send_messages(
     state: State,
+    reader: Reader,
     mut subscription: Subscription,
     sender: mpsc::Sender<Result<SubscribeResponse, Status>>,
 ) {
     let _counted = Subscribed::count(&state);
     let mut ends = state.ends.clone();
+    let mut checks = tokio::time::interval(CHECK);
     {
         let mut batches = subscription.stream();
         loop {
             let batch = tokio::select! {
                 batch = batches.next() => batch,
                 () = sender.closed() => break,
+                _ = checks.tick() => match reader.check(&state) {
+                    Ok(()) => continue,
+                    Err(refused) => {
+                        let _ = sender.try_send(Err(refused));
+                        break;
+                    }
+                },
                 _ = ends.wait_for(|ends| *ends) => {
                     let ended = stopping();
                     let _ = sender.try_send(Err(ended));

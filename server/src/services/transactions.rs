@@ -17,6 +17,7 @@ pub(crate) struct TransactionsService(pub(crate) State);
 #[tonic::async_trait]
 impl Transactions for TransactionsService {
     async fn commit(&self, request: Request<CommitRequest>) -> Result<Response<CommitResponse>, Status> {
+        self.0.caller(&request)?.may_commit(request.get_ref())?;
         let mut request = request.into_inner();
         check_space(&request.space)?;
         let parts = request.conditions.len() + request.then.len() + request.otherwise.len();

@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
-use duramen_proto::command::{Command, EndSession, OpenSession};
+use duramen_proto::command::{Command, EndSession, OpenSession, StoredSession};
 use prost::bytes::Bytes;
 use tokio::sync::oneshot;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::command::SESSION_BYTES;
-use crate::error::invalid;
+use crate::error::{invalid, status};
 use crate::pipeline::Level;
+use crate::security::Caller;
 use crate::state::{State, led, unexpected};
 
 /// How often sessions are looked at.
@@ -31,6 +32,8 @@ pub(crate) struct Registry {
 
 struct Known {
     timeout: Duration,
+    /// The principal that has it; empty: none.
+    principal: String,
     place: Place,
 }
 
@@ -58,12 +61,17 @@ pub(crate) struct Attached {
 
 impl Registry {
     /// A registry of the sessions that a store has.
-    pub(crate) fn new(stored: Vec<(Vec<u8>, u64)>) -> Registry {
-        let known = stored.into_iter().map(|(session, timeout_ms)| {
-            let timeout = Duration::from_millis(timeout_ms);
-            let until = Instant::now() + timeout;
-            let place = Place::Detached { until };
-            (session, Known { timeout, place })
+    pub(crate) fn new(stored: Vec<(Vec<u8>, StoredSession)>) -> Registry {
+        let known = stored.into_iter().map(|(session, stored)| {
+            let timeout = Duration::from_millis(stored.timeout_ms);
+            let known = Known {
+                timeout,
+                principal: stored.principal,
+                place: Place::Detached {
+                    until: Instant::now() + timeout,
+                },
+            };
+            (session, known)
         });
         Registry {
             sessions: Mutex::new(known.collect()),
@@ -79,8 +87,25 @@ impl Registry {
         self.locked().len()
     }
 
+    /// Refuses a session that another principal has. The command that needs a session refuses it when it does not exist.
+    pub(crate) fn may_use(&self, session: &[u8], caller: &Caller) -> Result<(), Status> {
+        match self.locked().get(session) {
+            Some(known) if known.principal != caller.name() && !matches!(caller, Caller::Unlimited) => {
+                let message = "another principal opened this session; open one of your own";
+                Err(status(Code::PermissionDenied, "PERMISSION_DENIED", message))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Gives a session to a stream; it is a new one when the wanted one has ended.
-    pub(crate) async fn attach(state: &State, wanted: &[u8], timeout: Duration) -> Result<Attached, Status> {
+    pub(crate) async fn attach(
+        state: &State,
+        caller: &Caller,
+        wanted: &[u8],
+        timeout: Duration,
+    ) -> Result<Attached, Status> {
+        state.sessions.may_use(wanted, caller)?;
         if !wanted.is_empty() && wanted.len() != SESSION_BYTES {
             let message = format!(
                 "a session has {SESSION_BYTES} bytes, not {}; leave it empty for a new one",
@@ -99,16 +124,19 @@ impl Registry {
         let open = Change::OpenSession(OpenSession {
             session: session.clone().into(),
             timeout_ms: timeout.as_millis() as u64,
+            principal: caller.name().into(),
         });
         submit(state, open).await?;
         let number = state.store.random_number();
         let (ends, taken_over) = oneshot::channel();
         let place = Place::Attached { number, _ends: ends };
         // Dropping the place of an older stream ends that stream.
-        state
-            .sessions
-            .locked()
-            .insert(session.clone(), Known { timeout, place });
+        let known = Known {
+            timeout,
+            principal: caller.name().into(),
+            place,
+        };
+        state.sessions.locked().insert(session.clone(), known);
         Ok(Attached {
             session: session.into(),
             resumed,
@@ -143,8 +171,12 @@ impl Registry {
         let place = Place::Detached {
             until: Instant::now() + TRY_AGAIN,
         };
-        let timeout = TRY_AGAIN;
-        self.locked().insert(session, Known { timeout, place });
+        let known = Known {
+            timeout: TRY_AGAIN,
+            principal: String::new(),
+            place,
+        };
+        self.locked().insert(session, known);
     }
 
     fn take_expired(&self) -> Vec<Vec<u8>> {

@@ -27,6 +27,7 @@ use super::registry::{Attached, Registry};
 use crate::command::start_of;
 use crate::error::{failed, invalid, reason_of, status, stopping};
 use crate::pipeline::Level;
+use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, Subscribed, check_space, led, received, unexpected};
 
 /// Responses that wait for a client that does not read.
@@ -47,23 +48,32 @@ const BATCH_BYTES: usize = 256 << 10;
 /// The longest time that a lease can be extended by.
 pub(crate) const EXTEND_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How often a stream looks whether its principal may still do what it does.
+const CHECK: Duration = Duration::from_secs(2);
+
 type Responses = mpsc::Sender<Result<SessionResponse, Status>>;
 
 /// Serves a stream until the client, another stream of the session, or the server ends it.
 pub(crate) fn serve(
     state: State,
+    credentials: Credentials,
     requests: Streaming<SessionRequest>,
 ) -> mpsc::Receiver<Result<SessionResponse, Status>> {
     let (responses, receiver) = mpsc::channel(RESPONSES);
     tokio::spawn(async move {
-        if let Err(status) = run(state, requests, &responses).await {
+        if let Err(status) = run(state, credentials, requests, &responses).await {
             let _ = responses.send(Err(status)).await;
         }
     });
     receiver
 }
 
-async fn run(state: State, mut requests: Streaming<SessionRequest>, responses: &Responses) -> Result<(), Status> {
+async fn run(
+    state: State,
+    credentials: Credentials,
+    mut requests: Streaming<SessionRequest>,
+    responses: &Responses,
+) -> Result<(), Status> {
     let first = requests.message().await?.and_then(|request| request.say);
     let Some(Say::Open(open)) = first else {
         return Err(invalid(
@@ -82,7 +92,8 @@ async fn run(state: State, mut requests: Streaming<SessionRequest>, responses: &
         );
         return Err(invalid(message));
     }
-    let mut attached = Registry::attach(&state, &open.session, timeout).await?;
+    let caller = state.guard.caller(&credentials)?;
+    let mut attached = Registry::attach(&state, &caller, &open.session, timeout).await?;
     let opened = Said::Opened(SessionOpened {
         session: attached.session.clone(),
         resumed: attached.resumed,
@@ -90,6 +101,7 @@ async fn run(state: State, mut requests: Streaming<SessionRequest>, responses: &
     });
     let mut stream = Stream {
         state: state.clone(),
+        credentials,
         session: attached.session.clone(),
         responses: responses.clone(),
         subscriptions: HashMap::new(),
@@ -130,6 +142,7 @@ enum Ended {
 
 struct Stream {
     state: State,
+    credentials: Credentials,
     session: Bytes,
     responses: Responses,
     subscriptions: HashMap<u32, Subscription>,
@@ -139,6 +152,7 @@ struct Stream {
 
 /// A subscription of a stream; its task ends when this is dropped.
 struct Subscription {
+    topic: String,
     credit: Arc<Semaphore>,
     task: tokio::task::AbortHandle,
 }
@@ -156,9 +170,14 @@ impl Stream {
         attached: &mut Attached,
     ) -> Result<Ended, Status> {
         let mut ends = self.state.ends.clone();
+        let mut checks = tokio::time::interval(CHECK);
         loop {
             let request = tokio::select! {
                 request = requests.message() => request,
+                _ = checks.tick() => {
+                    self.check_topics()?;
+                    continue;
+                }
                 _ = &mut attached.taken_over => {
                     let message = "another stream opened this session, and this one is over";
                     return Err(status(Code::Aborted, "SESSION_TAKEN_OVER", message));
@@ -190,6 +209,27 @@ impl Stream {
         }
     }
 
+    /// Ends the stream when its principal is not valid any more. Ends subscriptions that it may not read any more.
+    fn check_topics(&mut self) -> Result<(), Status> {
+        let caller = self.state.guard.caller(&self.credentials)?;
+        let responses = &self.responses;
+        self.subscriptions.retain(|number, known| {
+            let Err(refused) = caller.may(Access::Read, Resource::Topic(&known.topic)) else {
+                return true;
+            };
+            let (responses, ended) = (responses.clone(), ended(*number, &refused));
+            tokio::spawn(async move { say(&responses, ended).await });
+            false
+        });
+        Ok(())
+    }
+
+    fn may_read<'t>(&self, topics: impl IntoIterator<Item = &'t str>) -> Result<(), Status> {
+        let caller = self.state.guard.caller(&self.credentials)?;
+        let mut topics = topics.into_iter();
+        topics.try_for_each(|topic| caller.may(Access::Read, Resource::Topic(topic)))
+    }
+
     async fn begin(&mut self, begin: BeginSubscription) -> Result<(), Status> {
         let number = begin.subscription;
         self.subscriptions.retain(|_, known| !known.task.is_finished());
@@ -201,6 +241,10 @@ impl Stream {
             let message = format!("a stream has at most {SUBSCRIPTIONS_MAX} subscriptions; open another one");
             return Err(status(Code::ResourceExhausted, "TOO_MANY_SUBSCRIPTIONS", message));
         }
+        if let Err(refused) = self.may_read([&begin.topic[..]]) {
+            return say(&self.responses, ended(number, &refused)).await;
+        }
+        let topic = begin.topic.clone();
         let credit = Arc::new(Semaphore::new(permits(begin.credit)));
         let task = tokio::spawn(deliver(
             self.state.clone(),
@@ -210,7 +254,7 @@ impl Stream {
             self.responses.clone(),
         ));
         let task = task.abort_handle();
-        self.subscriptions.insert(number, Subscription { credit, task });
+        self.subscriptions.insert(number, Subscription { topic, credit, task });
         Ok(())
     }
 
@@ -229,8 +273,10 @@ impl Stream {
         for settlement in &mut settlements {
             settlement.session = self.session.clone();
         }
+        let allowed = self.may_read(settlements.iter().map(|settlement| &settlement.topic[..]));
         let state = self.state.clone();
         self.answer(settle.request, async move {
+            allowed?;
             settle_all(&state, settlements, WriteOptions::default(), level)
                 .await
                 .map(|()| 0)
@@ -239,6 +285,7 @@ impl Stream {
     }
 
     async fn extend(&mut self, extend: ExtendInSession) -> Result<(), Status> {
+        let allowed = self.may_read([&extend.topic[..]]);
         let state = self.state.clone();
         let change = Extend {
             topic: extend.topic,
@@ -246,8 +293,11 @@ impl Stream {
             lease: extend.lease,
             by_ms: extend.by_ms,
         };
-        self.answer(extend.request, async move { extend_lease(&state, change).await })
-            .await
+        self.answer(extend.request, async move {
+            allowed?;
+            extend_lease(&state, change).await
+        })
+        .await
     }
 
     /// Answers a request when the work is done. Too many at a time hold up the requests after them.
@@ -298,14 +348,18 @@ async fn deliver(state: State, session: Bytes, begin: BeginSubscription, credit:
     };
     // Without an error the client is gone.
     if let Err(status) = ended {
-        let ended = Said::Ended(SubscriptionEnded {
-            subscription: number,
-            code: status.code() as u32,
-            reason: reason_of(&status),
-            message: status.message().into(),
-        });
-        let _ = say(&responses, ended).await;
+        let _ = say(&responses, self::ended(number, &status)).await;
     }
+}
+
+/// Tells the client why a subscription ended.
+fn ended(subscription: u32, status: &Status) -> Said {
+    Said::Ended(SubscriptionEnded {
+        subscription,
+        code: status.code() as u32,
+        reason: reason_of(status),
+        message: status.message().into(),
+    })
 }
 
 /// Waits for credit; the messages that may come, at most `most`.

@@ -1,0 +1,57 @@
+//! Clients with tokens.
+
+mod common;
+
+use common::{address, run, serve};
+use duramen::Store;
+use duramen_client::{Client, ErrorKind, GroupOptions, Start, TopicOptions};
+use duramen_server::{NewToken, create_token, revoke_token};
+
+#[test]
+fn a_client_presents_its_token_with_every_call() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let store = Store::open(&path).unwrap();
+    let new = NewToken {
+        principal: "ada".into(),
+        permissions: vec!["admin:*".parse().unwrap()],
+        is_for_certificates: false,
+        valid_for: None,
+    };
+    let created = create_token(&store, &new).unwrap();
+    store.close().unwrap();
+    let server = serve(directory.path());
+    run(async {
+        let stranger = Client::connect(&address(&server)).unwrap();
+        let refused = stranger.create_map("m").await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Unauthenticated);
+        let text = created.text.as_deref().unwrap();
+        let builder = Client::builder().token(text);
+        assert!(!format!("{builder:?}").contains(&text[5..]));
+        let client = builder.connect(&address(&server)).unwrap();
+        client.create_map("m").await.unwrap();
+        client.create_topic("t", TopicOptions::default()).await.unwrap();
+        // The streams present it too: publishing, subscribing, and the session of a member.
+        let topic = client.topic("t");
+        let publisher = topic.publisher().await.unwrap();
+        publisher.send("one").await.unwrap().await.unwrap();
+        let mut messages = topic.subscribe(Start::Earliest).await.unwrap();
+        assert_eq!(messages.next().await.unwrap().unwrap().payload, "one");
+        let group = topic.group("g");
+        group.create(Start::Earliest, GroupOptions::new()).await.unwrap();
+        let mut member = group.join("worker").await.unwrap();
+        let deliveries = member.receive().await.unwrap().unwrap();
+        deliveries.acknowledge().await.unwrap();
+
+        let store = Store::open(&path).unwrap();
+        revoke_token(&store, &created.id).unwrap();
+        store.close().unwrap();
+        let refused = client.map("m").get("k").await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Unauthenticated);
+        let ended = member.receive().await.unwrap().err().unwrap();
+        assert_eq!(ended.kind, ErrorKind::Unauthenticated);
+        let ended = messages.next().await.unwrap().unwrap_err();
+        assert_eq!(ended.kind, ErrorKind::Unauthenticated);
+    });
+    server.stop().unwrap();
+}

@@ -1,0 +1,214 @@
+//! Decides whether a request may do what it asks for.
+//!
+//! ```text
+//! no principal was ever created               everything is allowed
+//! a token                                     its permissions; a wrong one is refused, whatever else the peer is
+//! no token, a verified certificate            the permissions of its name
+//! no token, a process of the server's user    everything is allowed, and to root as well
+//! anything else                               UNAUTHENTICATED
+//! ```
+//! Each request reads the rows of the store, because another process may change them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use duramen::Reason;
+use duramen_proto::command::Token;
+use duramen_proto::v1::CommitRequest;
+use duramen_proto::v1::operation::Change;
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Request, Status};
+
+use super::peer::{Identity, Peer};
+use super::permission::{Access, Permission, Resource};
+use super::tokens::{Presented, Tokens};
+use crate::error::{failed, status};
+
+const ROOT: u32 = 0;
+
+/// What a request shows of its sender. It has no `Debug`, so that no log shows a token.
+#[derive(Clone)]
+pub(crate) struct Credentials {
+    authorization: Authorization,
+    identity: Identity,
+}
+
+#[derive(Clone)]
+enum Authorization {
+    Absent,
+    Malformed,
+    Token(Presented),
+}
+
+impl Credentials {
+    /// The credentials of a request.
+    pub(crate) fn of<T>(request: &Request<T>) -> Credentials {
+        let peer = request.extensions().get::<Peer>();
+        Credentials {
+            authorization: Authorization::of(request.metadata()),
+            identity: peer.map_or(Identity::Unknown, |peer| peer.identity.clone()),
+        }
+    }
+}
+
+impl Authorization {
+    fn of(metadata: &MetadataMap) -> Authorization {
+        let Some(value) = metadata.get("authorization") else {
+            return Authorization::Absent;
+        };
+        let token = value.to_str().ok().and_then(|text| text.strip_prefix("Bearer "));
+        token
+            .and_then(Presented::parse)
+            .map_or(Authorization::Malformed, Authorization::Token)
+    }
+}
+
+/// Who sent a request, as far as it matters for what it may do.
+pub(crate) enum Caller {
+    /// It may do everything.
+    Unlimited,
+    /// A principal may do what its permissions say.
+    Principal {
+        /// Its name.
+        name: String,
+        /// Its permissions.
+        permissions: Vec<Permission>,
+    },
+}
+
+/// Knows the tokens of a store.
+pub(crate) struct Guard {
+    tokens: Tokens,
+    /// The user that runs the server.
+    owner: u32,
+}
+
+impl Guard {
+    pub(crate) fn new(tokens: Tokens) -> Guard {
+        let owner = rustix::process::geteuid().as_raw();
+        Guard { tokens, owner }
+    }
+
+    /// Finds out who sent a request.
+    pub(crate) fn caller(&self, credentials: &Credentials) -> Result<Caller, Status> {
+        if !self.tokens.are_required().map_err(|error| failed(&error))? {
+            return Ok(Caller::Unlimited);
+        }
+        let token = match (&credentials.authorization, &credentials.identity) {
+            (Authorization::Token(presented), _) => {
+                let token = self.tokens.of_id(&presented.id).map_err(|error| failed(&error))?;
+                token.filter(|token| presented.is_of(token)).ok_or_else(wrong_token)?
+            }
+            (Authorization::Malformed, _) => return Err(wrong_token()),
+            (Authorization::Absent, Identity::Certificate(name)) => {
+                let token = self.tokens.of_certificate(name).map_err(|error| failed(&error))?;
+                token.ok_or_else(|| unknown_certificate(name))?
+            }
+            (Authorization::Absent, Identity::Process { uid }) if *uid == self.owner || *uid == ROOT => {
+                return Ok(Caller::Unlimited);
+            }
+            (Authorization::Absent, _) => return Err(no_token()),
+        };
+        if token.expires_us != 0 && token.expires_us <= now_us() {
+            return Err(wrong_token());
+        }
+        Caller::of(token)
+    }
+}
+
+impl Caller {
+    /// The name of the principal; empty: the caller may do everything.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Caller::Unlimited => "",
+            Caller::Principal { name, .. } => name,
+        }
+    }
+
+    fn of(token: Token) -> Result<Caller, Status> {
+        let permissions = token.permissions.iter().map(|text| text.parse());
+        let permissions = permissions.collect::<Result<_, _>>().map_err(|_| {
+            let what = "the permissions of a token are damaged; run `duramen check`";
+            failed(&Reason::Damaged(what.into()).into())
+        })?;
+        Ok(Caller::Principal {
+            name: token.principal,
+            permissions,
+        })
+    }
+
+    /// Refuses what the caller may not do.
+    pub(crate) fn may(&self, access: Access, resource: Resource<'_>) -> Result<(), Status> {
+        match self {
+            Caller::Unlimited => Ok(()),
+            Caller::Principal { permissions, .. } if permissions.iter().any(|one| one.allows(access, resource)) => {
+                Ok(())
+            }
+            Caller::Principal { name, .. } => {
+                let message = format!(
+                    "the principal {name:?} lacks the permission {access}:{resource}; create a token that has it with \
+                     `duramen token create`"
+                );
+                Err(status(Code::PermissionDenied, "PERMISSION_DENIED", message))
+            }
+        }
+    }
+
+    /// Refuses a transaction that has a part which the caller may not do.
+    pub(crate) fn may_commit(&self, commit: &CommitRequest) -> Result<(), Status> {
+        for condition in &commit.conditions {
+            self.may(Access::Read, Resource::Map(&condition.map))?;
+        }
+        let operations = commit.then.iter().chain(&commit.otherwise);
+        for change in operations.filter_map(|operation| operation.change.as_ref()) {
+            match change {
+                Change::Put(put) => self.may(Access::Write, Resource::Map(&put.map))?,
+                Change::Delete(delete) => self.may(Access::Write, Resource::Map(&delete.map))?,
+                Change::DeleteRange(delete) => self.may(Access::Write, Resource::Map(&delete.map))?,
+                Change::Add(add) => self.may_add(&add.map)?,
+                Change::Publish(publish) => self.may(Access::Write, Resource::Topic(&publish.topic))?,
+                Change::Settle(settle) => self.may(Access::Read, Resource::Topic(&settle.topic))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses an addition to a counter. Its result is the sum, so it reads as well.
+    pub(crate) fn may_add(&self, map: &str) -> Result<(), Status> {
+        self.may(Access::Read, Resource::Map(map))?;
+        self.may(Access::Write, Resource::Map(map))
+    }
+
+    /// Whether a listing shows a resource: the caller has some permission for it.
+    pub(crate) fn sees(&self, resource: Resource<'_>) -> bool {
+        match self {
+            Caller::Unlimited => true,
+            Caller::Principal { permissions, .. } => permissions.iter().any(|one| one.covers(resource)),
+        }
+    }
+}
+
+fn unauthenticated(message: impl Into<String>) -> Status {
+    status(Code::Unauthenticated, "UNAUTHENTICATED", message)
+}
+
+fn no_token() -> Status {
+    unauthenticated(
+        "the request has no token; create one with `duramen token create`, and send it as `authorization: Bearer TOKEN`",
+    )
+}
+
+/// One message for all causes: it must not help to guess a token.
+fn wrong_token() -> Status {
+    unauthenticated("the token is not valid, or not any more; create another one with `duramen token create`")
+}
+
+fn unknown_certificate(name: &str) -> Status {
+    unauthenticated(format!(
+        "the certificate is for {name:?}, which has no permissions; give it some with `duramen token create --certificate`"
+    ))
+}
+
+fn now_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,7 +1,7 @@
 //! Torture over the network: a server process is killed and ended at random under load, clients resume, members of a group
 //! die and fall asleep. Nothing that was acknowledged is lost, and nothing takes effect twice.
 //!
-//! It runs for 10 seconds, or `DURAMEN_TORTURE_SECONDS`. `DURAMEN_SEED=n` chooses the random numbers; the moments at which
+//! It runs for 10 seconds, or `DURAMEN_SERVE_TORTURE_SECONDS`. `DURAMEN_SEED=n` chooses the random numbers; the moments at which
 //! things happen differ from run to run.
 
 use std::collections::BTreeMap;
@@ -250,7 +250,7 @@ fn subscribe(run_of: &Run, end: &Mutex<Option<u64>>) -> Vec<String> {
 
 #[test]
 fn nothing_acknowledged_is_lost_while_servers_and_clients_die() {
-    let seconds = std::env::var("DURAMEN_TORTURE_SECONDS")
+    let seconds = std::env::var("DURAMEN_SERVE_TORTURE_SECONDS")
         .ok()
         .and_then(|text| text.parse().ok());
     let seed = std::env::var("DURAMEN_SEED").ok().and_then(|seed| seed.parse().ok());

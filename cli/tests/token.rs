@@ -27,7 +27,8 @@ fn a_token_is_printed_once_and_is_in_no_file() {
         .unwrap();
     let secret = token.rsplit('_').next().unwrap();
     assert_eq!((id.len(), secret.len()), (16, 64));
-    let listed = scratch.done(&["token", "list"]).text();
+    let listed = scratch.done(&["token", "list"]);
+    let listed = listed.text();
     assert!(
         listed.contains(id) && listed.contains("shop") && listed.contains("read:map:orders*"),
         "{listed}"

@@ -1,7 +1,7 @@
 //! `duramen token`: creates, lists and revokes the tokens with which clients use a server.
 
 use std::path::PathBuf;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use duramen::{Options, Store};
@@ -149,9 +149,9 @@ fn create(store: &Store, new: &NewToken, output: &mut Output) -> Outcome {
 fn list(store: &Store, output: &mut Output) -> Outcome {
     let mut rows = Vec::new();
     for token in duramen_server::list_tokens(store).map_err(failure)? {
-        let expires = token.expires.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        let expires = expires.map(|time| time.as_secs());
         if output.is_json {
+            let expires = token.expires.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            let expires = expires.map(|time| time.as_secs());
             output.json(&json!({
                 "id": token.id,
                 "principal": token.principal,
@@ -165,7 +165,7 @@ fn list(store: &Store, output: &mut Output) -> Outcome {
             } else {
                 "token"
             };
-            let expires = expires.map_or_else(|| "never".into(), |seconds| seconds.to_string());
+            let expires = token.expires.map_or_else(|| "never".into(), until);
             rows.push(vec![
                 token.id,
                 token.principal,
@@ -184,6 +184,18 @@ fn failure(error: TokenError) -> Failure {
         TokenError::Store(error) => Failure::from(error),
         other => Failure::wrong_call(other.to_string()),
     }
+}
+
+/// How long a token is still valid, for people.
+fn until(expires: SystemTime) -> String {
+    let Ok(left) = expires.duration_since(SystemTime::now()) else {
+        return "expired".into();
+    };
+    let seconds = left.as_secs();
+    let units = [(86_400, "d"), (3_600, "h"), (60, "m")];
+    let unit = units.into_iter().find(|(unit, _)| seconds >= *unit);
+    let (unit, name) = unit.unwrap_or((1, "s"));
+    format!("in {} {name}", seconds / unit)
 }
 
 /// Parses a number with a unit: s, m, h or d.

@@ -209,6 +209,48 @@ fn fetched_messages_are_settled_one_by_one_and_together() {
 }
 
 #[test]
+fn a_lease_settles_no_message_that_it_does_not_cover() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        prepare(&mut clients, GroupOptions::default(), 4).await;
+        let first = clients.topics.fetch(fetch(2, 0)).await.unwrap().into_inner();
+        for verdict in [None, Some(Verdict::Release(true))] {
+            // Message 3 was not delivered yet, and message 9 not published.
+            for offset in [2, 3, 9] {
+                let wrong = clients
+                    .topics
+                    .settle(settle(&first.lease, &[offset], verdict.clone()))
+                    .await;
+                let wrong = wrong.unwrap_err();
+                assert_eq!(
+                    (wrong.code(), reason(&wrong)),
+                    (Code::InvalidArgument, "INVALID_ARGUMENT".into())
+                );
+            }
+        }
+        // A lease of one message whose bytes say that it has more.
+        let rest = clients.topics.fetch(fetch(1, 0)).await.unwrap().into_inner();
+        assert_eq!(offsets(&rest.messages), [2]);
+        let mut longer = rest.lease.to_vec();
+        // The deadline has 8 bytes. The kind, the first message and the end follow, a byte each.
+        assert_eq!(longer[8..11], [1, 2, 3]);
+        longer[10] = 4;
+        let wrong = clients.topics.settle(settle(&longer, &[3], None)).await.unwrap_err();
+        assert_eq!(wrong.code(), Code::InvalidArgument);
+        clients.topics.settle(settle(&longer, &[2], None)).await.unwrap();
+        clients.topics.settle(settle(&first.lease, &[], None)).await.unwrap();
+        let last = clients.topics.fetch(fetch(10, 0)).await.unwrap().into_inner();
+        assert_eq!(offsets(&last.messages), [3], "nothing was passed over");
+        clients.topics.settle(settle(&last.lease, &[], None)).await.unwrap();
+        let group = described(&mut clients).await;
+        assert_eq!((group.acknowledged, group.pending), (4, 0));
+    });
+    server.stop().unwrap();
+}
+
+#[test]
 fn an_acknowledgement_and_its_effect_are_one_commit() {
     let directory = tempfile::tempdir().unwrap();
     let server = serve(directory.path());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use duramen_engine::{Listener, Result, Transaction};
+use duramen_engine::{Listener, Reason, Result, Transaction};
 
 use super::Group;
 use super::deliveries::LeaseKey;
@@ -164,7 +164,8 @@ impl Group {
     /// touched when one cannot be settled, if the caller rolls the transaction back.
     ///
     /// # Errors
-    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`].
+    /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`],
+    /// [`Reason::InvalidArgument`] for messages that the lease does not cover.
     pub fn settle_lease_in(
         &self,
         tx: &mut Transaction,
@@ -172,7 +173,7 @@ impl Group {
         offsets: &[u64],
         verdict: Verdict<'_>,
     ) -> Result<()> {
-        let key = lease.0;
+        let key = self.checked_in(tx, lease.0, offsets)?;
         match (offsets, key, verdict) {
             ([], LeaseKey::Run { first, .. }, Verdict::Done | Verdict::Release) => {
                 self.settle_all_in(tx, key, first, verdict)?;
@@ -279,6 +280,27 @@ impl Group {
     /// Milliseconds until a time of the shared clock.
     pub fn time_until(&self, time: u64) -> Duration {
         Duration::from_millis(time.saturating_sub(self.now()))
+    }
+
+    /// The key of a lease as its row has it. The bytes and the offsets come from a client: settling a message that the lease
+    /// does not cover would make the group pass over it.
+    fn checked_in(&self, tx: &Transaction, key: LeaseKey, offsets: &[u64]) -> Result<LeaseKey> {
+        let LeaseKey::Run { first, token, .. } = key else {
+            // Each message of a list has a row with the token.
+            return Ok(key);
+        };
+        let Some(run) = self.run_in(tx, first)?.filter(|run| run.lease.token == token) else {
+            return Ok(key);
+        };
+        let end = run.end;
+        match offsets.iter().find(|offset| !(first..end).contains(offset)) {
+            Some(offset) => Err(Reason::InvalidArgument(format!(
+                "message {offset} is not of this lease, which has messages {first} to {}",
+                end - 1
+            ))
+            .into()),
+            None => Ok(LeaseKey::Run { first, end, token }),
+        }
     }
 
     /// The offsets that the member of a lease still has.

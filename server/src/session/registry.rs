@@ -121,10 +121,14 @@ impl Registry {
                 .flat_map(|number| number.to_be_bytes())
                 .collect(),
         };
+        // A caller that may do everything does not take the session away from its principal.
+        let owner = state.sessions.locked().get(wanted).map(|known| known.principal.clone());
+        let owner = owner.filter(|_| matches!(caller, Caller::Unlimited));
+        let principal = owner.unwrap_or_else(|| caller.name().into());
         let open = Change::OpenSession(OpenSession {
             session: session.clone().into(),
             timeout_ms: timeout.as_millis() as u64,
-            principal: caller.name().into(),
+            principal: principal.clone(),
         });
         submit(state, open).await?;
         let number = state.store.random_number();
@@ -133,7 +137,7 @@ impl Registry {
         // Dropping the place of an older stream ends that stream.
         let known = Known {
             timeout,
-            principal: caller.name().into(),
+            principal,
             place,
         };
         state.sessions.locked().insert(session.clone(), known);

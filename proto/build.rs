@@ -8,6 +8,7 @@ use prost::Message;
 const FILES: &[&str] = &[
     "duramen/v1/common.proto",
     "duramen/v1/maps.proto",
+    "duramen/v1/watch.proto",
     "duramen/v1/groups.proto",
     "duramen/v1/topics.proto",
     "duramen/v1/transactions.proto",

@@ -14,7 +14,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use duramen_client::{
-    Acknowledge, Client, ErrorKind, GroupOptions, MemberOptions, Start, Subscription, TopicOptions, WriteOptions,
+    Acknowledge, Bytes, Client, ErrorKind, GroupOptions, KeepChanges, Keys, MemberOptions, Start, Subscription,
+    TopicOptions, WatchStart, Watched, WriteOptions,
 };
 use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
@@ -248,6 +249,28 @@ fn subscribe(run_of: &Run, end: &Mutex<Option<u64>>) -> Vec<String> {
     })
 }
 
+/// Follows the changes of the map of effects while they are made: none is missing and none comes twice. Returns the pairs
+/// that they lead to.
+fn watch(run_of: &Run, end: &Mutex<Option<u64>>) -> BTreeMap<Bytes, Bytes> {
+    run(async {
+        let effects = connect(&run_of.address).map("effects");
+        let mut watch = effects.watch(Keys::all(), WatchStart::Earliest).await.unwrap();
+        let (mut pairs, mut number) = (BTreeMap::new(), 0);
+        while *end.lock().unwrap() != Some(number) {
+            let next = tokio::time::timeout(Duration::from_millis(300), watch.next());
+            let Ok(next) = next.await else { continue };
+            let Watched::Changed(change) = next.unwrap().unwrap() else {
+                panic!("the watch does not begin with pairs");
+            };
+            assert_eq!(change.number, number + 1, "a change is missing or comes twice");
+            number = change.number;
+            let new = change.new.expect("nothing is deleted");
+            assert_eq!(pairs.insert(change.key, new), change.old, "change {number}");
+        }
+        pairs
+    })
+}
+
 #[test]
 fn nothing_acknowledged_is_lost_while_servers_and_clients_die() {
     let seconds = std::env::var("DURAMEN_SERVE_TORTURE_SECONDS")
@@ -268,7 +291,10 @@ fn nothing_acknowledged_is_lost_while_servers_and_clients_die() {
     };
     run(async {
         let client = connect(&address);
-        client.create_map("effects").await.unwrap();
+        client
+            .create_watched_map("effects", KeepChanges::default())
+            .await
+            .unwrap();
         client.create_topic("events", TopicOptions::default()).await.unwrap();
         let group = client.topic("events").group("handlers");
         // Attempts do not run out: a message is never given up.
@@ -287,6 +313,12 @@ fn nothing_acknowledged_is_lost_while_servers_and_clients_die() {
     let subscriber = {
         let end = end.clone();
         torture.start(move |run| subscribe(&run, &end))
+    };
+
+    let last_change = Arc::new(Mutex::new(None));
+    let watcher = {
+        let last_change = last_change.clone();
+        torture.start(move |run| watch(&run, &last_change))
     };
 
     let mut rng = torture.rng(u64::MAX);
@@ -314,6 +346,11 @@ fn nothing_acknowledged_is_lost_while_servers_and_clients_die() {
     let next_offset = run(async { connect(&address).topic("events").describe().await.unwrap().next_offset });
     *end.lock().unwrap() = Some(next_offset);
     let read = subscriber.join().unwrap();
+    *last_change.lock().unwrap() = Some(run(async {
+        let effects = connect(&address).map("effects");
+        effects.watch(Keys::all(), WatchStart::Next).await.unwrap().position()
+    }));
+    let watched = watcher.join().unwrap();
 
     // What was acknowledged is there, at the offset that was told, once and in order.
     let mut offsets_of: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
@@ -336,8 +373,10 @@ fn nothing_acknowledged_is_lost_while_servers_and_clients_die() {
     // Each message had its effect once.
     run(async {
         let effects = connect(&address).map("effects");
+        assert_eq!(effects.count(Keys::all()).await.unwrap(), watched.len() as u64);
         let counter = effects.get("counter").await.unwrap().unwrap();
         assert_eq!(counter, counted.to_be_bytes()[..]);
+        assert_eq!(watched.get(&b"counter"[..]), Some(&counter));
         for offset in 0..next_offset {
             let effect = effects.get(format!("{offset:012}")).await.unwrap();
             assert_eq!(
@@ -345,6 +384,7 @@ fn nothing_acknowledged_is_lost_while_servers_and_clients_die() {
                 Some(&1_i64.to_be_bytes()[..]),
                 "the effect of message {offset}"
             );
+            assert_eq!(watched.get(format!("{offset:012}").as_bytes()), effect.as_ref());
         }
     });
     server.terminate();

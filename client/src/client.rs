@@ -7,9 +7,10 @@ use std::time::Duration;
 use duramen_proto::v1::maps_client::MapsClient;
 use duramen_proto::v1::topics_client::TopicsClient;
 use duramen_proto::v1::transactions_client::TransactionsClient;
+use duramen_proto::v1::watch_client::WatchClient;
 use duramen_proto::v1::{
-    Acknowledge, CreateMapRequest, CreateTopicRequest, DropMapRequest, ListMapsRequest, ListTopicsRequest,
-    RenameMapRequest, TopicOptions,
+    Acknowledge, ConfigureMapRequest, CreateMapRequest, CreateTopicRequest, DropMapRequest, KeepChanges,
+    ListMapsRequest, ListTopicsRequest, RenameMapRequest, TopicOptions,
 };
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint};
@@ -189,6 +190,35 @@ impl Client {
         Ok(self.write(request, send!(maps.create_map)).await?.created)
     }
 
+    /// Creates a map that keeps its changes, for [`Map::watch`]. Returns `false` when a map of this name with equal
+    /// limits exists. Programs that open the store themselves cannot write such a map.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when a map of this name has other limits, or keeps no changes.
+    pub async fn create_watched_map(&self, name: &str, limits: KeepChanges) -> Result<bool> {
+        let request = CreateMapRequest {
+            map: name.into(),
+            keep_changes: Some(limits),
+            options: Some(self.options.of_call()),
+            ..CreateMapRequest::default()
+        };
+        Ok(self.write(request, send!(maps.create_map)).await?.created)
+    }
+
+    /// Replaces what a map keeps of its changes. The next write to the map removes the changes beyond the new limits.
+    ///
+    /// # Errors
+    /// `NotFound`, or `FailedPrecondition` when the map keeps no changes.
+    pub async fn configure_watched_map(&self, name: &str, limits: KeepChanges) -> Result<()> {
+        let request = ConfigureMapRequest {
+            map: name.into(),
+            keep_changes: Some(limits),
+            options: Some(self.options.of_call()),
+            ..ConfigureMapRequest::default()
+        };
+        self.write(request, send!(maps.configure_map)).await.map(drop)
+    }
+
     /// The names of all maps, sorted.
     ///
     /// # Errors
@@ -324,4 +354,8 @@ pub(crate) fn transactions(channel: Channel) -> TransactionsClient<Channel> {
     TransactionsClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+pub(crate) fn watch(channel: Channel) -> WatchClient<Channel> {
+    WatchClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX)
 }

@@ -61,6 +61,7 @@
 //! - A write at [`Acknowledge::Memory`] is not repeated once the client has sent it.
 //! - A [`Publisher`] and the [`Pairs`] of a range end with an error when the connection breaks.
 //! - A [`Subscription`] has no deadline. It resumes at the next offset.
+//! - A [`Watch`] has no deadline. It resumes behind the last change.
 //! - A [`Member`] has no deadline. It resumes its session, and keeps what it has not settled.
 //!
 //! # Modules
@@ -70,9 +71,12 @@
 //! tls           the PEM files of a client, and an encrypted endpoint
 //! call          one call: pooled connections, deadline, retries
 //! client        Client, and the calls on maps and topics as a whole
+//! parts         long values, in parts
 //! map           reads and writes of one map
 //! publisher     the pipelined stream of messages to one topic
+//! following     streams that go on after a break
 //! subscription  the stream of messages from one topic
+//! watch         the stream of changes of one map
 //! group         the calls on one group of a topic
 //! member        a member of a group: deliveries, and settling them
 //! topic         the calls on one topic
@@ -86,9 +90,13 @@ mod tls;
 mod call;
 mod client;
 
+mod following;
+mod parts;
+
 mod map;
 mod publisher;
 mod subscription;
+mod watch;
 
 mod group;
 mod member;
@@ -97,16 +105,18 @@ mod transaction;
 
 pub use client::{Builder, Client};
 pub use duramen_proto::v1::{
-    Acknowledge, DescribeTopicResponse as TopicDescription, GroupDescription, Pair, TopicOptions,
+    Acknowledge, DescribeTopicResponse as TopicDescription, GroupDescription, KeepChanges, Pair, TopicOptions,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use group::{Group, GroupOptions};
 pub use map::{Map, Page, PageToken, Pairs};
 pub use member::{Deliveries, Delivery, Member, MemberOptions};
 pub use options::{Keys, Message, Range, Start, WriteOptions};
+pub use parts::Parts;
 pub use prost::bytes::Bytes;
 pub use publisher::{Publisher, Ticket};
 pub use subscription::{Received, Subscription};
 pub use tls::TlsOptions;
 pub use topic::Topic;
 pub use transaction::{Committed, OperationResult, Transaction};
+pub use watch::{Changed, Watch, WatchStart, Watched};

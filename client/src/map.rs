@@ -6,15 +6,17 @@ use std::task::{Context, Poll};
 
 use duramen_proto::v1::{
     AddRequest, BatchGetRequest, CompareAndSwapRequest, CountRequest, DeleteRangeRequest, DeleteRequest, GetRequest,
-    Pair, PutRequest, RangeRequest, StreamRangeRequest, StreamRangeResponse,
+    GetStreamRequest, Pair, PutRequest, PutStreamStart, RangeRequest, StreamRangeRequest, StreamRangeResponse,
 };
 use futures_core::Stream;
 use prost::bytes::Bytes;
-use tonic::Streaming;
+use tonic::{Request, Streaming};
 
-use crate::client::{Client, send};
+use crate::client::{Client, maps, send};
 use crate::error::{Failure, Result};
 use crate::options::{Keys, Range, WriteOptions, copied};
+use crate::parts::{Parts, Requests};
+use crate::watch::{Watch, WatchStart};
 
 /// A handle of a map; see [`Client::map`]. Every method is one call, and its errors are those of [`crate::Error`].
 #[derive(Clone)]
@@ -44,6 +46,41 @@ impl Map {
             ..GetRequest::default()
         };
         Ok(self.client.read(request, send!(maps.get)).await?.value)
+    }
+
+    /// Reads a value of any length, in parts, which [`Map::get`] refuses above 16 MiB. `None`: the map does not have the key.
+    /// All parts are of one moment.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such map.
+    pub async fn get_stream(&self, key: impl AsRef<[u8]>) -> Result<Option<Parts>> {
+        let request = GetStreamRequest {
+            map: self.name.clone(),
+            key: copied(key),
+            ..GetStreamRequest::default()
+        };
+        Parts::of(self.client.open(request, send!(maps.get_stream)).await?).await
+    }
+
+    /// Stores a value of up to 64 MiB, which [`Map::put`] cannot above 20 MiB. The client sends it in parts, and the server
+    /// stores it when all have arrived.
+    ///
+    /// # Errors
+    /// As [`Map::put`].
+    pub async fn put_stream(&self, key: impl AsRef<[u8]>, value: impl Into<Bytes>) -> Result<()> {
+        let value = value.into();
+        let start = PutStreamStart {
+            map: self.name.clone(),
+            key: copied(key),
+            length: value.len() as u64,
+            options: Some(self.client.options().of_call()),
+            ..PutStreamStart::default()
+        };
+        let send = async |channel, request: Request<(PutStreamStart, Bytes)>| {
+            let request = request.map(|(start, value)| Requests::new(start, value));
+            maps(channel).put_stream(request).await
+        };
+        self.client.write((start, value), send).await.map(drop)
     }
 
     /// Reads the values of at most 10,000 keys at one moment, in the order of the keys.
@@ -110,6 +147,16 @@ impl Map {
             pairs: page.pairs,
             next,
         })
+    }
+
+    /// Follows the changes of the map, which must have been created with [`Client::create_watched_map`]. When the
+    /// connection breaks or the server is killed, the watch goes on behind the last change, and misses nothing.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such map; reason `KEEPS_NO_CHANGES`; reason `CHANGES_GONE` when the map does not keep
+    /// the changes after the position any more.
+    pub async fn watch(&self, keys: Keys, start: WatchStart) -> Result<Watch> {
+        Watch::open(self.client.clone(), self.name.clone(), keys, start).await
     }
 
     /// Counts pairs.

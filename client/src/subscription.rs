@@ -1,8 +1,4 @@
-//! The stream of messages from one topic.
-//!
-//! A task receives batches and passes them on through a channel of one batch, so a slow program slows the server. The
-//! task knows the offset after the last batch that it received completely. After a break it subscribes again there. A
-//! batch arrives whole or not at all, so no message is lost and none arrives twice.
+//! The stream of messages from one topic. After a break it goes on with the offset after the last message.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -15,12 +11,11 @@ use duramen_proto::v1::{ReceivedMessage, SubscribeRequest, SubscribeResponse};
 use futures_core::Stream;
 use prost::bytes::Bytes;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
 use tonic::Streaming;
 
-use crate::call::Pauses;
 use crate::client::{Client, send};
-use crate::error::{Error, Failure, Result};
+use crate::error::Result;
+use crate::following::{self, Follow};
 use crate::options::{Start, millis_since_1970};
 
 /// A message of a topic.
@@ -74,15 +69,7 @@ impl Subscription {
             start: place,
             ..SubscribeRequest::default()
         };
-        let responses = subscribe(&client, &request).await?;
-        let (sender, batches) = mpsc::channel(1);
-        tokio::spawn(async move {
-            let closed = sender.clone();
-            tokio::select! {
-                () = closed.closed() => {}
-                () = follow(&client, request, responses, sender) => {}
-            }
-        });
+        let batches = following::open(client, Topic(request)).await?;
         Ok(Subscription {
             batches,
             ready: VecDeque::new(),
@@ -122,44 +109,18 @@ impl Stream for Subscription {
     }
 }
 
-async fn subscribe(client: &Client, request: &SubscribeRequest) -> Result<Streaming<SubscribeResponse>> {
-    client.open(request.clone(), send!(topics.subscribe)).await
-}
+struct Topic(SubscribeRequest);
 
-/// Passes batches on, and subscribes again after each break, until an error ends the subscription.
-async fn follow(
-    client: &Client,
-    mut request: SubscribeRequest,
-    mut responses: Streaming<SubscribeResponse>,
-    batches: mpsc::Sender<Result<SubscribeResponse>>,
-) {
-    let mut pauses = Pauses::default();
-    loop {
-        let mut ended: Option<Error> = loop {
-            match responses.message().await {
-                Ok(Some(batch)) => {
-                    pauses = Pauses::default();
-                    if let Some(last) = batch.messages.last() {
-                        request.start = Some(Place::Offset(last.offset + 1));
-                    }
-                    if batches.send(Ok(batch)).await.is_err() {
-                        return;
-                    }
-                }
-                Ok(None) => break None,
-                Err(status) => break Some(Failure::of(&status).error),
-            }
-        };
-        responses = loop {
-            if let Some(error) = ended.as_ref().filter(|error| !error.is_transient()) {
-                let _ = batches.send(Err(error.clone())).await;
-                return;
-            }
-            sleep(pauses.next(ended.and_then(|error| error.retry_after))).await;
-            match subscribe(client, &request).await {
-                Ok(responses) => break responses,
-                Err(error) => ended = Some(error),
-            }
-        };
+impl Follow for Topic {
+    type Response = SubscribeResponse;
+
+    async fn open(&self, client: &Client) -> Result<Streaming<SubscribeResponse>> {
+        client.open(self.0.clone(), send!(topics.subscribe)).await
+    }
+
+    fn received(&mut self, batch: &SubscribeResponse) {
+        if let Some(last) = batch.messages.last() {
+            self.0.start = Some(Place::Offset(last.offset + 1));
+        }
     }
 }

@@ -253,3 +253,30 @@ fn a_transaction_changes_maps_and_topics_in_one_commit_or_not_at_all() {
     });
     server.stop().unwrap();
 }
+
+#[test]
+fn long_values_come_and_go_in_parts() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    run(async {
+        let client = client(&server);
+        client.create_map("m").await.unwrap();
+        let map = client.map("m");
+        for length in [0_usize, 1, 256 << 10, (25 << 20) + 1] {
+            let value: Vec<u8> = (0..length).map(|n| (n % 251) as u8).collect();
+            map.put_stream("key", value.clone()).await.unwrap();
+            let mut parts = map.get_stream("key").await.unwrap().unwrap();
+            assert_eq!(parts.length(), length as u64);
+            let mut read = Vec::new();
+            while let Some(part) = parts.next().await {
+                read.extend_from_slice(&part.unwrap());
+            }
+            assert!(read == value, "{length}");
+        }
+        assert!(map.get_stream("missing").await.unwrap().is_none());
+        assert_eq!(map.get("key").await.unwrap_err().reason, "VALUE_TOO_LONG");
+        let refused = map.put_stream("key", vec![0; (64 << 20) + 1]).await.unwrap_err();
+        assert_eq!(refused.reason, "VALUE_TOO_LONG");
+    });
+    server.stop().unwrap();
+}

@@ -81,6 +81,12 @@ pub enum Reason {
         /// The name.
         name: String,
     },
+    /// A layer above the engine guards what the map holds, and the write came from elsewhere.
+    #[error("the map {name:?} keeps its changes for watchers, so only a server writes it; write it through the server")]
+    MapGuarded {
+        /// The name.
+        name: String,
+    },
     /// A name that a map cannot have.
     #[error("{name:?} cannot name a map: a name has 1 to {max} bytes of UTF-8 without control characters")]
     InvalidMapName {

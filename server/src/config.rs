@@ -125,6 +125,12 @@ pub const SETTINGS: &[Setting] = &[
         default: "10",
     },
     Setting {
+        name: "copy_dir",
+        value: "DIRECTORY",
+        about: "The directory in which Admin.Copy makes copies of the store; empty: no copies",
+        default: "",
+    },
+    Setting {
         name: "metrics_listen",
         value: "ADDRESS",
         about: "Address and port for Prometheus to read metrics from; empty: none",
@@ -182,6 +188,8 @@ pub struct Config {
     pub reflection: bool,
     /// See the setting of this name.
     pub grace: Duration,
+    /// See the setting of this name.
+    pub copy_dir: Option<PathBuf>,
     /// See the setting of this name.
     pub metrics_listen: Option<SocketAddr>,
     /// See the setting of this name. The library emits events through `tracing`, and the program subscribes to them.
@@ -275,6 +283,7 @@ impl Config {
             max_connections: values.parsed("max_connections", "a number of connections, as in 20000")?,
             reflection: values.parsed("reflection", "true or false")?,
             grace: Duration::from_secs(values.parsed("grace_seconds", "a number of seconds, as in 10")?),
+            copy_dir: values.path("copy_dir"),
             metrics_listen: values
                 .parsed_unless_empty("metrics_listen", "an address and a port, as in 127.0.0.1:7421")?,
             log: match values.of("log") {

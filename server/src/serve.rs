@@ -20,6 +20,7 @@ use duramen_proto::v1::admin_server::AdminServer;
 use duramen_proto::v1::maps_server::MapsServer;
 use duramen_proto::v1::topics_server::TopicsServer;
 use duramen_proto::v1::transactions_server::TransactionsServer;
+use duramen_proto::v1::watch_server::WatchServer;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
@@ -29,7 +30,7 @@ use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::command::Applier;
+use crate::command::{Applier, Kept};
 use crate::config::Config;
 use crate::connection::{Accepted, register_all};
 use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
@@ -38,7 +39,7 @@ use crate::pages::Pages;
 use crate::pipeline::{Limits, Pipeline};
 use crate::room::Room;
 use crate::security::{Certificates, Guard, Renewal, TlsError};
-use crate::services::{AdminService, MapsService, TopicsService, TransactionsService};
+use crate::services::{AdminService, MapsService, TopicsService, TransactionsService, WatchService};
 use crate::session::{Registry, Rooms, end_expired};
 use crate::state::{Inner, State};
 
@@ -143,11 +144,13 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     let state = State::new(Inner {
         store: store.clone(),
         topics,
+        kept: Kept::open(&store).map_err(in_store)?,
         pipeline: Pipeline::new(applier, limits),
         guard,
         default_level: config.acknowledge,
         pages: Pages::default(),
         begun,
+        copy_dir: config.copy_dir.clone(),
         subscriptions: AtomicU64::new(0),
         sessions: Registry::new(stored_sessions),
         rooms: Rooms::default(),
@@ -446,6 +449,7 @@ fn serve_connections(
     let transactions = TransactionsServer::new(TransactionsService(state.clone()))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let watch = WatchServer::new(WatchService(state.clone())).max_encoding_message_size(MESSAGE_BYTES_MAX);
     let admin = AdminServer::new(AdminService(state));
     let health = tonic_health::server::HealthService::from_health_reporter(health);
     let reflected = reflection.then(|| {
@@ -466,6 +470,7 @@ fn serve_connections(
         .add_service(maps)
         .add_service(topics)
         .add_service(transactions)
+        .add_service(watch)
         .add_service(admin)
         .add_service(tonic_health::pb::health_server::HealthServer::new(health))
         .add_optional_service(reflected);
@@ -486,6 +491,7 @@ async fn set_health(health: &HealthReporter, status: ServingStatus) {
         MapsServer::<MapsService>::NAME,
         TopicsServer::<TopicsService>::NAME,
         TransactionsServer::<TransactionsService>::NAME,
+        WatchServer::<WatchService>::NAME,
         AdminServer::<AdminService>::NAME,
     ];
     for name in names {

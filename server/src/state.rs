@@ -1,5 +1,6 @@
 //! What all services of a server share.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -13,7 +14,7 @@ use duramen_proto::v1::{self, WriteOptions};
 use prost::bytes::Bytes;
 use tonic::{Code, Request, Status};
 
-use crate::command::map_not_found;
+use crate::command::{Kept, map_not_found};
 use crate::error::{failed, of_refusal, status};
 use crate::pages::Pages;
 use crate::pipeline::{Level, Pipeline};
@@ -29,11 +30,14 @@ pub(crate) struct State {
 pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) topics: Topics,
+    pub(crate) kept: Kept,
     pub(crate) pipeline: Pipeline,
     pub(crate) guard: Guard,
     pub(crate) default_level: Level,
     pub(crate) pages: Pages,
     pub(crate) begun: Instant,
+    /// Where copies are made.
+    pub(crate) copy_dir: Option<PathBuf>,
     pub(crate) subscriptions: AtomicU64,
     pub(crate) sessions: Registry,
     pub(crate) rooms: Rooms,

@@ -39,7 +39,10 @@ fn a_device_that_fails_is_logged_and_a_refused_command_is_not() {
     let applier = Applier::new(&store, TopicsOptions::new().background(false)).unwrap();
     let pipeline = Pipeline::new(applier, Limits::default());
     let create = |map: &str| Command {
-        change: Some(Change::CreateMap(CreateMap { map: map.into() })),
+        change: Some(Change::CreateMap(CreateMap {
+            map: map.into(),
+            ..Default::default()
+        })),
         ..Default::default()
     };
     let lines = Lines::default();

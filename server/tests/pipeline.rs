@@ -70,7 +70,10 @@ fn publish(topic: &str, messages: usize) -> Operated {
 
 fn prepared(pipeline: &Pipeline) -> impl Future<Output = ()> {
     let commands = [
-        Change::CreateMap(CreateMap { map: "m".into() }),
+        Change::CreateMap(CreateMap {
+            map: "m".into(),
+            ..Default::default()
+        }),
         Change::CreateTopic(CreateTopic {
             topic: "t".into(),
             ..Default::default()

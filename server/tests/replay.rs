@@ -51,17 +51,11 @@ fn apply_random_entries(seed: u64, applier: &mut Applier) -> (Vec<Entry>, Vec<Ve
     let mut clock_us = time_us;
     let (mut entries, mut outcomes) = (Vec::new(), Vec::new());
     let mut leases = Vec::new();
+    let beginning = beginning(&mut rng);
     while entries.len() < ENTRIES {
-        let changes = match entries.len() {
-            0 => vec![Change::CreateMap(CreateMap { map: PROGRESS.into() })],
-            1 => {
-                let maps = (0..4).map(|n| Change::CreateMap(CreateMap { map: format!("map{n}") }));
-                maps.collect()
-            }
-            2 => (0..4).map(|n| create_topic(&mut rng, n)).collect(),
-            3 => (0..8).map(|n| create_group(&mut rng, n % 4, n / 4)).collect(),
-            4 => (0..3).map(open_session).collect(),
-            _ => {
+        let changes = match beginning.get(entries.len()) {
+            Some(changes) => changes.clone(),
+            None => {
                 // Time may run back: a leader may have another clock than the one before.
                 time_us += rng.u64(0..50_000_000);
                 time_us -= rng.u64(0..10_000_000);
@@ -72,16 +66,22 @@ fn apply_random_entries(seed: u64, applier: &mut Applier) -> (Vec<Entry>, Vec<Ve
         let mut made = entry(time_us, changes);
         made.clock_us = clock_us;
         for command in &mut made.commands {
-            if entries.len() > 4 && rng.bool() {
+            if entries.len() > beginning.len() && rng.bool() {
                 command.idempotency_key = vec![rng.u8(0..40)].into();
             }
+        }
+        if let Some(last) = made.commands.iter().position(Applier::ends_entry) {
+            made.commands.truncate(last + 1);
         }
         let count = Operated::Add(AddOperation {
             map: PROGRESS.into(),
             key: "entries".into(),
             delta: 1,
         });
-        made.commands.push(command(commit(vec![], vec![count], vec![])));
+        // The first entry creates the map of the count.
+        let place = usize::from(entries.is_empty());
+        made.commands
+            .insert(place, command(commit(vec![], vec![count], vec![])));
         let applied = applier.apply(&made, Durability::Written).unwrap().outcomes;
         for (command, outcome) in made.commands.iter().zip(&applied) {
             if let (Some(Change::Lease(asked)), Some(Led::Leased(leased))) = (&command.change, &outcome.outcome)
@@ -94,6 +94,25 @@ fn apply_random_entries(seed: u64, applier: &mut Applier) -> (Vec<Entry>, Vec<Ve
         outcomes.push(applied);
     }
     (entries, outcomes)
+}
+
+/// The changes of the first entries: they create what the others work on.
+fn beginning(rng: &mut Rng) -> Vec<Vec<Change>> {
+    let map = |map: String| {
+        Change::CreateMap(CreateMap {
+            map,
+            ..Default::default()
+        })
+    };
+    let mut entries = vec![
+        vec![map(PROGRESS.into())],
+        (0..4).map(|n| map(format!("map{n}"))).collect(),
+        (4..7).map(|n| watched(rng, format!("map{n}"))).collect(),
+        (0..3).map(open_session).collect(),
+    ];
+    entries.extend((0..4).map(|n| vec![create_topic(rng, n)]));
+    entries.extend((0..8).map(|n| vec![create_group(rng, n % 4, n / 4)]));
+    entries
 }
 
 fn create_topic(rng: &mut Rng, number: u8) -> Change {
@@ -277,7 +296,19 @@ fn commit(conditions: Vec<Condition>, then: Vec<Operated>, otherwise: Vec<Operat
 }
 
 fn map(rng: &mut Rng) -> String {
-    format!("map{}", rng.u8(0..4))
+    format!("map{}", rng.u8(0..7))
+}
+
+fn limits(rng: &mut Rng) -> Option<v1::KeepChanges> {
+    Some(v1::KeepChanges {
+        age_ms: if rng.bool() { rng.u64(0..600_000) } else { 0 },
+        bytes: if rng.bool() { rng.u64(0..4_000) } else { 0 },
+    })
+}
+
+fn watched(rng: &mut Rng, map: String) -> Change {
+    let keep_changes = limits(rng);
+    Change::CreateMap(CreateMap { map, keep_changes })
 }
 
 fn topic(rng: &mut Rng) -> String {
@@ -286,12 +317,23 @@ fn topic(rng: &mut Rng) -> String {
 
 fn catalog(rng: &mut Rng) -> Change {
     match rng.u8(0..10) {
+        2..5 => {
+            let map = map(rng);
+            watched(rng, map)
+        }
+        5 => Change::ConfigureMap(ConfigureMap {
+            map: map(rng),
+            keep_changes: limits(rng),
+        }),
         0 => Change::DropMap(DropMap { map: map(rng) }),
         1 => Change::RenameMap(RenameMap {
             map: map(rng),
             new_name: map(rng),
         }),
-        _ => Change::CreateMap(CreateMap { map: map(rng) }),
+        _ => Change::CreateMap(CreateMap {
+            map: map(rng),
+            ..Default::default()
+        }),
     }
 }
 
@@ -400,6 +442,7 @@ fn contents(store: &Store) -> Vec<String> {
         "server.idempotency",
         "server.sessions",
         "server.principals",
+        "server.changes",
         "groups",
         "states",
     ] {
@@ -458,8 +501,8 @@ fn equal_entries_make_equal_stores() {
     let all = outcomes.iter().flatten().count();
     let refusals = outcomes.iter().flatten().filter(refused).count();
     assert!(
-        refusals * 20 > all && refusals * 2 < all,
-        "{refusals} of {all} were refused"
+        refusals * 20 > all && refusals * 4 < all * 3,
+        "{refusals} of {all} were refused; seed {seed}"
     );
     let expected = contents(&calm);
 
@@ -558,6 +601,29 @@ fn child_that_applies() {
 }
 
 #[test]
+fn an_entry_that_goes_on_after_its_end_is_refused_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let mut applies = applier(&store);
+    let create = |map: &str| {
+        Change::CreateMap(CreateMap {
+            map: map.into(),
+            ..Default::default()
+        })
+    };
+    let topic = create_topic(&mut Rng::with_seed(1), 1);
+    let refused = applies.apply(
+        &entry(0, vec![create("a"), topic.clone(), create("b")]),
+        Durability::Written,
+    );
+    let error = refused.err().expect("it is refused").to_string();
+    assert!(error.contains("command 2 of 3 ends its entry"), "{error}");
+    assert!(store.maps().list().unwrap().is_empty());
+    let done = applies.apply(&entry(0, vec![create("a"), topic]), Durability::Written);
+    assert_eq!(done.unwrap().outcomes.len(), 2);
+}
+
+#[test]
 fn a_key_is_forgotten_after_ten_minutes() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
@@ -572,7 +638,10 @@ fn a_key_is_forgotten_after_ten_minutes() {
         made.commands[0].idempotency_key = key.to_string().into();
         made
     };
-    let create = Change::CreateMap(CreateMap { map: PROGRESS.into() });
+    let create = Change::CreateMap(CreateMap {
+        map: PROGRESS.into(),
+        ..Default::default()
+    });
     applies.apply(&entry(0, vec![create]), Durability::Written).unwrap();
     for (minutes, key, expected) in [
         (100, "a", 1),

@@ -13,6 +13,7 @@ use duramen_proto::v1::admin_client::AdminClient;
 use duramen_proto::v1::condition::Test;
 use duramen_proto::v1::maps_client::MapsClient;
 use duramen_proto::v1::operation::Change;
+use duramen_proto::v1::watch_client::WatchClient;
 use duramen_proto::v1::*;
 use duramen_server::{CreatedToken, NewToken, create_token, list_tokens, revoke_token};
 use prost::Message as _;
@@ -423,14 +424,15 @@ fn the_user_of_the_server_needs_no_token_on_the_unix_socket() {
 }
 
 #[test]
-fn subscriptions_and_sessions_end_when_their_token_is_revoked() {
+fn subscriptions_sessions_and_watches_end_when_their_token_is_revoked() {
     let directory = tempfile::tempdir().unwrap();
     let opened = Store::open(directory.path().join("store")).unwrap();
     Topics::open(&opened)
         .unwrap()
         .create("orders", TopicOptions::new())
         .unwrap();
-    let created = token(&opened, "ada", &["read:topic:orders"]);
+    let created = token(&opened, "ada", &["read:topic:orders", "read:map:config"]);
+    let admin = token(&opened, "root", &["admin:*"]);
     opened.close().unwrap();
     let server = serve(directory.path());
     client(async {
@@ -459,6 +461,27 @@ fn subscriptions_and_sessions_end_when_their_token_is_revoked() {
         };
         assert_eq!(ended.reason, "PERMISSION_DENIED");
 
+        for map in ["config", "secret"] {
+            let create = CreateMapRequest {
+                map: map.into(),
+                keep_changes: Some(KeepChanges::default()),
+                ..Default::default()
+            };
+            clients.maps.create_map(with(&admin, create)).await.unwrap();
+        }
+        let mut watches = WatchClient::new(clients.channel.clone());
+        let mut watch = async |map: &str| {
+            let request = WatchRequest {
+                map: map.into(),
+                ..Default::default()
+            };
+            watches.watch(with(&created, request)).await
+        };
+        let refused = watch("secret").await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+        let mut changes = watch("config").await.unwrap().into_inner();
+        changes.message().await.unwrap().unwrap();
+
         // Another process of the machine revokes the token.
         let store = Store::open(directory.path().join("store")).unwrap();
         revoke_token(&store, &created.id).unwrap();
@@ -466,6 +489,8 @@ fn subscriptions_and_sessions_end_when_their_token_is_revoked() {
         let over = messages.message().await.unwrap_err();
         assert_eq!(over.code(), Code::Unauthenticated);
         let over = session.message().await.unwrap_err();
+        assert_eq!(over.code(), Code::Unauthenticated);
+        let over = changes.message().await.unwrap_err();
         assert_eq!(over.code(), Code::Unauthenticated);
     });
     server.stop().unwrap();

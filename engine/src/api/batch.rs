@@ -218,6 +218,7 @@ impl Batch {
 
     /// Refuses a map that is gone, or of another store than the batch's.
     fn admit(&mut self, map: &Map) -> Result<()> {
+        map.unguarded()?;
         map.info.alive()?;
         let store = self.store.get_or_insert_with(|| map.store.clone());
         if !store.is(&map.store) {

@@ -13,6 +13,8 @@ pub(crate) const CATALOG: u32 = 0;
 pub(crate) const COUNTERS: u32 = 1;
 /// Id of the first map of a user.
 pub(crate) const FIRST_USER_MAP: u32 = 2;
+/// Set in the id of a guarded map: only transactions that ask for it write there.
+pub(crate) const GUARDED: u32 = 1 << 31;
 
 /// A full key on the stack, so that reads allocate nothing.
 pub(crate) struct FullKey {

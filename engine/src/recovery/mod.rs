@@ -48,7 +48,7 @@ use crate::datafile::meta::{DATA_FILE, META_PAGES, Meta, MetaPages, SavedBitmap}
 use crate::datafile::pages::Pages;
 use crate::error::{Error, Kind, Reason, Result, unless_full};
 use crate::index::Index;
-use crate::key::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
+use crate::key::full_key::{CATALOG, FIRST_USER_MAP, FullRange, GUARDED, split};
 use crate::limits::{
     GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOG_FILES_OPEN_MAX, LOG_SPAN_BYTES, PAGE_BYTES, REPLAYED_MAX,
 };
@@ -851,7 +851,7 @@ impl<'a> Recovery<'a> {
         if map == CATALOG
             && let Ok(id) = value.try_into()
         {
-            self.next_map = self.next_map.max(u32::from_le_bytes(id) + 1);
+            self.next_map = self.next_map.max((u32::from_le_bytes(id) & !GUARDED) + 1);
         }
     }
 

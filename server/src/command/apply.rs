@@ -7,7 +7,7 @@ use duramen::topic::{Group, Message, Ticket, Topic, TopicError, TopicOptions, To
 use duramen::{CommitFuture, Durability, Error, Map, Result, Store, Transaction, TransactionOptions};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
-use duramen_proto::command::{Command, CreateTopic, Entry, Outcome, Refusal, StoredSession};
+use duramen_proto::command::{Command, CreateMap, CreateTopic, Entry, Outcome, Refusal, StoredSession};
 use duramen_proto::v1::condition::Test;
 use duramen_proto::v1::operation::Change as Operated;
 use duramen_proto::v1::operation_result::Result as Given;
@@ -16,6 +16,7 @@ use tonic::Code;
 
 use super::ENTRY_VERSION;
 use super::idempotency::{Keys, Known};
+use super::kept::{Kept, Recorder};
 use super::refusal::{refusal_of, refused};
 use super::sessions::Sessions;
 use super::token::{self, TOKENS};
@@ -28,6 +29,7 @@ pub struct Applier {
     keys: Keys,
     pub(super) sessions: Sessions,
     tokens: Tokens,
+    recorder: Recorder,
     maps: HashMap<String, Map>,
     known_topics: HashMap<String, Topic>,
     /// By topic and name.
@@ -80,6 +82,7 @@ impl Applier {
             keys: Keys::new(store.reserved_map("server.idempotency")?),
             sessions: Sessions::new(store.reserved_map("server.sessions")?),
             tokens: Tokens::new(store.reserved_map(TOKENS)?),
+            recorder: Recorder::new(Kept::open(store)?),
             maps: HashMap::new(),
             known_topics: HashMap::new(),
             known_groups: HashMap::new(),
@@ -150,7 +153,8 @@ impl Applier {
     /// and the others take effect.
     ///
     /// # Errors
-    /// When the store fails: then nothing of the entry took effect, unless the error says otherwise.
+    /// `InvalidArgument` for an entry of another version, and for one that goes on after a command that ends it. When the
+    /// store fails: then nothing of the entry took effect, unless the error says otherwise.
     pub fn apply(&mut self, entry: &Entry, durability: Durability) -> Result<Applied> {
         if entry.version != ENTRY_VERSION {
             let message = format!(
@@ -159,9 +163,21 @@ impl Applier {
             );
             return Err(duramen::Reason::InvalidArgument(message).into());
         }
+        let (last, all) = (
+            entry.commands.iter().position(Applier::ends_entry),
+            entry.commands.len(),
+        );
+        if let Some(last) = last.filter(|last| last + 1 < all) {
+            let message = format!(
+                "command {} of {all} ends its entry; put the next one into an entry of its own",
+                last + 1
+            );
+            return Err(duramen::Reason::InvalidArgument(message).into());
+        }
         let time = UNIX_EPOCH + Duration::from_micros(entry.time_us);
         let options = TransactionOptions::new()
             .exclusive()
+            .guarded()
             .durability(durability)
             .commit_time(time)
             .shared_time(Duration::from_micros(entry.clock_us));
@@ -216,12 +232,12 @@ impl Applier {
             return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", "the command has no change").into());
         };
         match change {
-            Change::Commit(commit) => return self.commit(tx, commit, offsets),
-            Change::CreateMap(create) => {
-                let is_new = tx.existing_map(&create.map)?.is_none();
-                self.maps.remove(&create.map);
-                tx.map(&create.map)?;
-                return Ok(outcome(Led::Changed(is_new)));
+            Change::Commit(commit) => return self.commit(tx, commit, entry.time_us, offsets),
+            Change::CreateMap(create) => return self.create_map(tx, create),
+            Change::ConfigureMap(configure) => {
+                let map = self.map(tx, &configure.map)?;
+                self.recorder
+                    .configure(tx, &map, configure.keep_changes.unwrap_or_default())?;
             }
             Change::RenameMap(rename) => {
                 self.maps.clear();
@@ -229,6 +245,9 @@ impl Applier {
             }
             Change::DropMap(drop) => {
                 self.maps.remove(&drop.map);
+                if let Some(map) = tx.existing_map(&drop.map)?.filter(Map::is_guarded) {
+                    self.recorder.end(tx, &map)?;
+                }
                 tx.drop_map(&drop.map)?;
             }
             Change::CreateTopic(create) => return self.create_topic(tx, create),
@@ -262,6 +281,31 @@ impl Applier {
         Ok(outcome(Led::Changed(true)))
     }
 
+    fn create_map(&mut self, tx: &mut Transaction, create: &CreateMap) -> Ran {
+        self.maps.remove(&create.map);
+        let existing = tx.existing_map(&create.map)?;
+        let is_new = existing.is_none();
+        match (create.keep_changes, existing) {
+            (None, _) => drop(tx.map(&create.map)?),
+            (Some(limits), None) => {
+                let map = tx.guarded_map(&create.map)?;
+                self.recorder.begin(tx, &map, limits)?;
+            }
+            (Some(limits), Some(map)) => {
+                let kept = self.recorder.limits(tx, &map)?;
+                if kept != Some(limits) {
+                    let what = match kept {
+                        None => "keeps no changes; create another map",
+                        Some(_) => "has other limits for its changes; replace them with ConfigureMap",
+                    };
+                    let message = format!("there is already a map named {:?}, and it {what}", create.map);
+                    return Err(refused(Code::AlreadyExists, "MAP_EXISTS", message).into());
+                }
+            }
+        }
+        Ok(outcome(Led::Changed(is_new)))
+    }
+
     fn create_topic(&mut self, tx: &mut Transaction, create: &CreateTopic) -> Ran {
         let options = topic_options(create.options.as_ref());
         match self.topics.create_in(tx, &create.topic, &options) {
@@ -275,7 +319,7 @@ impl Applier {
         }
     }
 
-    fn commit(&mut self, tx: &mut Transaction, commit: &CommitRequest, offsets: &mut Offsets) -> Ran {
+    fn commit(&mut self, tx: &mut Transaction, commit: &CommitRequest, time_us: u64, offsets: &mut Offsets) -> Ran {
         let mut succeeded = true;
         for condition in &commit.conditions {
             let map = self.map(tx, &condition.map)?;
@@ -292,7 +336,7 @@ impl Applier {
         let operations = if succeeded { &commit.then } else { &commit.otherwise };
         let mut results = Vec::with_capacity(operations.len());
         for operation in operations {
-            let given = self.operate(tx, operation, offsets)?;
+            let given = self.operate(tx, operation, time_us, offsets)?;
             results.push(OperationResult { result: Some(given) });
         }
         Ok(outcome(Led::Committed(CommitResponse { succeeded, results })))
@@ -302,6 +346,7 @@ impl Applier {
         &mut self,
         tx: &mut Transaction,
         operation: &Operation,
+        time_us: u64,
         offsets: &mut Offsets,
     ) -> std::result::Result<Given, Stopped> {
         let Some(change) = &operation.change else {
@@ -310,14 +355,25 @@ impl Applier {
         match change {
             Operated::Put(put) => {
                 let map = self.map(tx, &put.map)?;
-                tx.put(&map, &put.key, &put.value)?;
+                match map.is_guarded() {
+                    false => tx.put(&map, &put.key, &put.value)?,
+                    true => self.recorder.put(tx, &map, (&put.key, &put.value), time_us)?,
+                }
             }
             Operated::Delete(delete) => {
                 let map = self.map(tx, &delete.map)?;
-                tx.delete(&map, &delete.key)?;
+                match map.is_guarded() {
+                    false => tx.delete(&map, &delete.key)?,
+                    true => self.recorder.delete(tx, &map, &delete.key, time_us)?,
+                }
             }
             Operated::DeleteRange(delete) => {
                 let map = self.map(tx, &delete.map)?;
+                if map.is_guarded() {
+                    let range = delete.range.clone().unwrap_or_default();
+                    self.recorder.delete_range(tx, &map, &range, time_us)?;
+                    return Ok(Given::Applied(v1::Applied {}));
+                }
                 match &delete.range {
                     None => tx.clear(&map)?,
                     Some(v1::KeyRange { start, end: None }) => tx.delete_range(&map, &start[..]..)?,
@@ -326,7 +382,10 @@ impl Applier {
             }
             Operated::Add(add) => {
                 let map = self.map(tx, &add.map)?;
-                tx.add(&map, &add.key, add.delta)?;
+                match map.is_guarded() {
+                    false => tx.add(&map, &add.key, add.delta)?,
+                    true => self.recorder.add(tx, &map, (&add.key, add.delta), time_us)?,
+                }
                 let sum = tx.get_ref(&map, &add.key)?;
                 let sum = sum.and_then(|sum| <[u8; 8]>::try_from(&sum[..]).ok());
                 return Ok(Given::Sum(sum.map_or(0, i64::from_be_bytes)));

@@ -7,6 +7,7 @@
 mod apply;
 mod groups;
 mod idempotency;
+mod kept;
 mod refusal;
 mod sessions;
 mod token;
@@ -14,6 +15,7 @@ mod token;
 pub(crate) use apply::map_not_found;
 pub use apply::{Applied, Applier};
 pub(crate) use groups::{start_of, to_group_options};
+pub(crate) use kept::{Kept, keeps_none};
 pub(crate) use refusal::refusal_of;
 pub use sessions::SESSION_BYTES;
 pub(crate) use token::TOKENS;

@@ -39,6 +39,7 @@ pub(crate) fn refusal_of(error: &Error) -> Option<Refusal> {
     let (code, reason) = match error.reason() {
         Reason::UnknownMap { .. } | Reason::MapDropped { .. } => (Code::NotFound, "MAP_NOT_FOUND"),
         Reason::MapExists { .. } => (Code::AlreadyExists, "MAP_EXISTS"),
+        Reason::MapGuarded { .. } => (Code::FailedPrecondition, "MAP_GUARDED"),
         Reason::TopicDeleted { .. } => (Code::NotFound, "TOPIC_NOT_FOUND"),
         Reason::NotACounter { .. } => (Code::FailedPrecondition, "NOT_A_COUNTER"),
         Reason::CounterOverflow { .. } => (Code::OutOfRange, "COUNTER_OVERFLOW"),

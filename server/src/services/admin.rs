@@ -1,14 +1,21 @@
 //! The service `Admin`.
 
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use duramen_proto::v1::admin_server::Admin;
 use duramen_proto::v1::*;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
-use crate::error::{failed, unanswered};
+use crate::error::{failed, invalid, status, unanswered};
 use crate::security::{Access, Resource};
 use crate::state::State;
+
+/// The longest name of a copy, in bytes.
+const COPY_NAME_BYTES_MAX: usize = 100;
 
 pub(crate) struct AdminService(pub(crate) State);
 
@@ -60,6 +67,27 @@ impl Admin for AdminService {
         }))
     }
 
+    async fn copy(&self, request: Request<CopyRequest>) -> Result<Response<CopyResponse>, Status> {
+        self.0.authorize(&request, Access::Admin, Resource::Everything)?;
+        let name = request.into_inner().name;
+        check_copy_name(&name)?;
+        let Some(copies) = &self.0.copy_dir else {
+            let message = "this server makes no copies; start it with --copy-dir and a directory for them";
+            return Err(status(Code::FailedPrecondition, "NO_COPY_DIRECTORY", message));
+        };
+        let directory = copies.join(&name);
+        if directory.exists() {
+            let message = format!("there is a copy named {name:?} already, or the rest of one; take another name");
+            return Err(status(Code::AlreadyExists, "COPY_EXISTS", message));
+        }
+        // Until it is whole it has a name that no copy can have.
+        let unfinished = copies.join(format!(".{name}.{:016x}", self.0.store.random_number()));
+        let store = self.0.store.clone();
+        // It goes on when the client gives up.
+        let copied = tokio::task::spawn_blocking(move || copy(&store, &unfinished, &directory));
+        copied.await.map_err(|_| unanswered())?.map(Response::new)
+    }
+
     async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
         self.0.authorize(&request, Access::Admin, Resource::Everything)?;
         let report = self.apart(|store| store.check(&mut |_| {})).await?;
@@ -68,4 +96,40 @@ impl Admin for AdminService {
             pairs: report.pairs,
         }))
     }
+}
+
+/// Refuses a name that could lead out of the directory of the copies.
+fn check_copy_name(name: &str) -> Result<(), Status> {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
+    let has_length = (1..=COPY_NAME_BYTES_MAX).contains(&name.len());
+    if has_length && !name.starts_with('.') && name.chars().all(is_plain) {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "{name:?} cannot name a copy; use 1 to {COPY_NAME_BYTES_MAX} letters, digits, '-', '_' and '.', and begin with \
+         another character than '.'"
+    )))
+}
+
+/// Makes a copy of a store, and gives it its name once it is whole.
+fn copy(store: &duramen::Store, unfinished: &Path, directory: &Path) -> Result<CopyResponse, Status> {
+    let in_directory = |error: io::Error| {
+        let message = format!("the copy cannot be made in {}: {error}", directory.display());
+        status(Code::FailedPrecondition, "COPY_DIRECTORY", message)
+    };
+    let copies = directory.parent().unwrap_or(directory);
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(copies);
+    made.map_err(in_directory)?;
+    let mut pairs = 0;
+    let copied = store.copy(unfinished, &mut |progress| pairs = progress.done);
+    let named = copied.map_err(|error| failed(&error)).and_then(|()| {
+        let named = fs::rename(unfinished, directory).and_then(|()| File::open(copies)?.sync_all());
+        named.map_err(in_directory)
+    });
+    if named.is_err() {
+        let _ = fs::remove_dir_all(unfinished);
+    }
+    named?;
+    let directory = directory.display().to_string();
+    Ok(CopyResponse { directory, pairs })
 }

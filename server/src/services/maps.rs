@@ -2,11 +2,12 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Duration;
 
 use duramen::{Cursor, Map, Snapshot, Value};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
-use duramen_proto::command::{CreateMap, DropMap, RenameMap};
+use duramen_proto::command::{ConfigureMap, CreateMap, DropMap, RenameMap};
 use duramen_proto::v1::condition::Test;
 use duramen_proto::v1::maps_server::Maps;
 use duramen_proto::v1::operation::Change as Operated;
@@ -15,10 +16,10 @@ use duramen_proto::v1::*;
 use prost::bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::error::{failed, invalid};
-use crate::security::{Access, Resource};
+use crate::error::{failed, invalid, status};
+use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, check_space, unexpected};
 
 /// Pairs of a page when the request names no number, and the most.
@@ -30,6 +31,12 @@ const PAGE_BYTES: usize = 1 << 20;
 const BATCH_KEYS_MAX: usize = 10_000;
 /// Bytes of values after which BatchGet is refused: a response must fit into a message.
 const BATCH_BYTES_MAX: usize = 16 << 20;
+/// Bytes of a part of a value.
+const PART_BYTES: usize = 256 << 10;
+/// The longest value that comes in parts: the command that stores it has all of it.
+const STREAMED_BYTES_MAX: u64 = 64 << 20;
+/// How long the next part of a value may take: what has arrived takes memory.
+const PART_WAIT: Duration = Duration::from_secs(30);
 
 pub(crate) struct MapsService(pub(crate) State);
 
@@ -67,9 +74,27 @@ impl Maps for MapsService {
         self.0
             .authorize(&request, Access::Admin, Resource::Map(&request.get_ref().map))?;
         let request = request.into_inner();
-        let change = Change::CreateMap(CreateMap { map: request.map });
+        let change = Change::CreateMap(CreateMap {
+            map: request.map,
+            keep_changes: request.keep_changes,
+        });
         let created = self.0.change(&request.space, change, request.options).await?;
         Ok(Response::new(CreateMapResponse { created }))
+    }
+
+    async fn configure_map(
+        &self,
+        request: Request<ConfigureMapRequest>,
+    ) -> Result<Response<ConfigureMapResponse>, Status> {
+        self.0
+            .authorize(&request, Access::Admin, Resource::Map(&request.get_ref().map))?;
+        let request = request.into_inner();
+        let change = Change::ConfigureMap(ConfigureMap {
+            map: request.map,
+            keep_changes: request.keep_changes,
+        });
+        self.0.change(&request.space, change, request.options).await?;
+        Ok(Response::new(ConfigureMapResponse {}))
     }
 
     async fn list_maps(&self, request: Request<ListMapsRequest>) -> Result<Response<ListMapsResponse>, Status> {
@@ -109,8 +134,45 @@ impl Maps for MapsService {
         check_space(&request.space)?;
         let map = self.0.map(&request.map)?;
         let value = map.get(&request.key).map_err(|error| failed(&error))?;
+        if let Some(value) = value.as_ref().filter(|value| value.len() > BATCH_BYTES_MAX) {
+            let message = format!(
+                "the value has {} bytes, and a response holds at most {BATCH_BYTES_MAX}; read it with GetStream",
+                value.len()
+            );
+            return Err(status(Code::OutOfRange, "VALUE_TOO_LONG", message));
+        }
         let value = value.map(|value| shared(&value));
         Ok(Response::new(GetResponse { value }))
+    }
+
+    type GetStreamStream = ReceiverStream<Result<GetStreamResponse, Status>>;
+
+    async fn get_stream(&self, request: Request<GetStreamRequest>) -> Result<Response<Self::GetStreamStream>, Status> {
+        self.0
+            .authorize(&request, Access::Read, Resource::Map(&request.get_ref().map))?;
+        let request = request.into_inner();
+        check_space(&request.space)?;
+        let (map, snapshot) = (self.0.map(&request.map)?, self.snapshot()?);
+        // A slow reader holds two parts, and its snapshot.
+        let (sender, receiver) = mpsc::channel(2);
+        tokio::spawn(async move {
+            let mut sent = None;
+            loop {
+                let response = match part(&snapshot, &map, &request.key, sent) {
+                    Ok(Some(response)) => response,
+                    Ok(None) => return,
+                    Err(error) => {
+                        let _ = sender.send(Err(failed(&error))).await;
+                        return;
+                    }
+                };
+                sent = Some(sent.unwrap_or(0) + response.part.len());
+                if sender.send(Ok(response)).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
     async fn batch_get(&self, request: Request<BatchGetRequest>) -> Result<Response<BatchGetResponse>, Status> {
@@ -249,6 +311,28 @@ impl Maps for MapsService {
         Ok(Response::new(PutResponse {}))
     }
 
+    async fn put_stream(&self, request: Request<Streaming<PutStreamRequest>>) -> Result<Response<PutResponse>, Status> {
+        let credentials = Credentials::of(&request);
+        let mut parts = request.into_inner();
+        let first = next_part(&mut parts).await?.unwrap_or_default();
+        let Some(start) = first.start else {
+            return Err(invalid(
+                "the first request of the stream has no `start`; name the map and the key there",
+            ));
+        };
+        let caller = self.0.guard.caller(&credentials)?;
+        caller.may(Access::Write, Resource::Map(&start.map))?;
+        check_space(&start.space)?;
+        let value = collect(&self.0, &mut parts, start.length, first.part).await?;
+        let put = Operated::Put(PutOperation {
+            map: start.map,
+            key: start.key,
+            value,
+        });
+        self.operate(&start.space, Vec::new(), put, start.options).await?;
+        Ok(Response::new(PutResponse {}))
+    }
+
     async fn delete(&self, request: Request<DeleteRequest>) -> Result<Response<DeleteResponse>, Status> {
         self.0
             .authorize(&request, Access::Write, Resource::Map(&request.get_ref().map))?;
@@ -323,17 +407,78 @@ impl Maps for MapsService {
     }
 }
 
+/// The next part of a value, of which `sent` bytes were sent before, or nothing yet. `None`: nothing is left of it.
+fn part(snapshot: &Snapshot, map: &Map, key: &[u8], sent: Option<usize>) -> duramen::Result<Option<GetStreamResponse>> {
+    let is_left = |value: &Value<'_>| sent.is_none_or(|sent| sent < value.len());
+    let Some(value) = snapshot.get(map, key)?.filter(is_left) else {
+        return Ok(None);
+    };
+    let begin = sent.unwrap_or(0);
+    let end = value.len().min(begin + PART_BYTES);
+    Ok(Some(GetStreamResponse {
+        length: sent.is_none().then_some(value.len() as u64),
+        part: Bytes::copy_from_slice(&value[begin..end]),
+    }))
+}
+
+async fn next_part(parts: &mut Streaming<PutStreamRequest>) -> Result<Option<PutStreamRequest>, Status> {
+    let next = tokio::time::timeout(PART_WAIT, parts.message()).await;
+    next.unwrap_or_else(|_| {
+        let message = format!("no part of the value came for {PART_WAIT:?}; send the value again");
+        Err(status(Code::DeadlineExceeded, "PART_MISSING", message))
+    })
+}
+
+/// Collects the parts of a value.
+async fn collect(
+    state: &State,
+    parts: &mut Streaming<PutStreamRequest>,
+    length: u64,
+    first: Bytes,
+) -> Result<Bytes, Status> {
+    if length > STREAMED_BYTES_MAX {
+        let message = format!("the value has {length} bytes, and a server takes at most {STREAMED_BYTES_MAX}");
+        return Err(status(Code::InvalidArgument, "VALUE_TOO_LONG", message));
+    }
+    let length = length as usize;
+    // What has arrived waits as commands do, and shares their room.
+    let _reserved = state.pipeline.reserve(length)?;
+    let mut value = Vec::with_capacity(length);
+    let mut next = Some(first);
+    while let Some(part) = next {
+        if value.len() + part.len() > length {
+            let message = format!("the parts have more than the {length} bytes that `start` announced");
+            return Err(invalid(message));
+        }
+        value.extend_from_slice(&part);
+        next = next_part(parts).await?.map(|request| request.part);
+    }
+    if value.len() < length {
+        let message = format!(
+            "the stream ended after {} of {length} bytes; nothing was stored",
+            value.len()
+        );
+        return Err(invalid(message));
+    }
+    Ok(value.into())
+}
+
 /// A walk through a map, in batches.
-struct Walk {
-    map: Map,
-    range: Option<KeyRange>,
-    reverse: bool,
-    keys_only: bool,
+pub(super) struct Walk {
+    pub(super) map: Map,
+    pub(super) range: Option<KeyRange>,
+    pub(super) reverse: bool,
+    pub(super) keys_only: bool,
 }
 
 impl Walk {
     /// The pairs after a key, and whether more may follow.
-    fn batch(&self, snapshot: &Snapshot, after: Option<&[u8]>, most: usize) -> Result<(Vec<Pair>, bool), Status> {
+    pub(super) fn batch(
+        &self,
+        snapshot: &Snapshot,
+        after: Option<&[u8]>,
+        most: usize,
+    ) -> Result<(Vec<Pair>, bool), Status> {
         self.read(snapshot, after, most).map_err(|error| failed(&error))
     }
 

@@ -16,7 +16,7 @@ use crate::core::catalog::{MapInfo, check_name, map_id};
 use crate::core::pins::Purpose;
 use crate::error::{Error, Reason, Result};
 use crate::key::bounds::KeyBounds;
-use crate::key::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom};
+use crate::key::full_key::{CATALOG, COUNTERS, FullKey, FullRange, GUARDED, KeyRoom};
 use crate::limits::{LOGGED_VALUE_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::log::OperationKind;
 use crate::map_name::is_reserved;
@@ -104,9 +104,10 @@ impl Map {
         self.info.alive()
     }
 
-    /// Refuses a commit beside an exclusive transaction of the same thread.
+    /// Refuses a commit to a guarded map, and one beside an exclusive transaction of the same thread.
     #[inline]
     fn commits(&self, call: &'static str) -> Result<()> {
+        self.unguarded()?;
         self.core().refuse_beside(call, || self.name.to_string())
     }
 
@@ -124,6 +125,22 @@ impl Map {
     #[doc(hidden)]
     pub fn is_current(&self) -> bool {
         self.info.alive().is_ok() && self.info.has_name(&self.name)
+    }
+
+    /// Whether only transactions write the map that were begun with `TransactionOptions::guarded`.
+    #[doc(hidden)]
+    #[inline]
+    pub fn is_guarded(&self) -> bool {
+        self.info.id & GUARDED != 0
+    }
+
+    /// Refuses to write a guarded map.
+    #[inline]
+    pub(crate) fn unguarded(&self) -> Result<()> {
+        match self.is_guarded() {
+            false => Ok(()),
+            true => Err(Reason::MapGuarded { name: self.info.name() }.into()),
+        }
     }
 
     /// Its number in the store.

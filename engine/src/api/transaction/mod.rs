@@ -26,7 +26,7 @@ use crate::core::catalog::{MapInfo, check_name};
 use crate::core::pins::Purpose;
 use crate::error::{Error, Reason, Result};
 use crate::key::bounds::KeyBounds;
-use crate::key::full_key::{CATALOG, COUNTERS, FullKey, FullRange, KeyRoom, check_prefix};
+use crate::key::full_key::{CATALOG, COUNTERS, FullKey, FullRange, GUARDED, KeyRoom, check_prefix};
 use crate::limits::{
     ATTEMPTS_MAX, LOGGED_VALUE_BYTES_MAX, READ_SET_BYTES_MAX, RESOLVED_BYTES_MAX, TRANSACTION_RANGES_MAX,
     WRITE_SET_BYTES_MAX,
@@ -61,6 +61,7 @@ pub struct TransactionOptions {
     memory_bytes: Option<usize>,
     commit_time: Option<u64>,
     shared_time: Option<u64>,
+    guarded: bool,
 }
 
 impl TransactionOptions {
@@ -114,6 +115,13 @@ impl TransactionOptions {
         self.shared_time = Some(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
         self
     }
+
+    /// Lets the transaction write guarded maps: its caller keeps up what belongs to them.
+    #[doc(hidden)]
+    pub fn guarded(mut self) -> TransactionOptions {
+        self.guarded = true;
+        self
+    }
 }
 
 /// A write transaction. It reads the snapshot it began with and its own writes; others see nothing of it until it
@@ -141,6 +149,7 @@ pub struct Transaction {
     memory_bytes: usize,
     commit_time: Option<u64>,
     shared_time: Option<u64>,
+    guarded: bool,
     finished: bool,
     /// Whether it found out before its commit that it cannot be made.
     met_conflict: bool,
@@ -351,6 +360,7 @@ impl Transaction {
             memory_bytes: options.memory_bytes.unwrap_or(WRITE_SET_BYTES_MAX),
             commit_time: options.commit_time,
             shared_time: options.shared_time,
+            guarded: options.guarded,
             finished: false,
             met_conflict: false,
             call: "tx.commit",
@@ -741,7 +751,19 @@ impl Transaction {
             self.work.opened.push(map.clone());
             return Ok(map);
         }
-        let id = next_map_id(self.core());
+        self.make_map(next_map_id(self.core()), name)
+    }
+
+    /// Makes a map that only transactions write which were begun with `TransactionOptions::guarded`.
+    #[doc(hidden)]
+    pub fn guarded_map(&mut self, name: &str) -> Result<Map> {
+        if self.existing_map(name)?.is_some() {
+            return Err(Reason::MapExists { name: name.into() }.into());
+        }
+        self.make_map(next_map_id(self.core()) | GUARDED, name)
+    }
+
+    fn make_map(&mut self, id: u32, name: &str) -> Result<Map> {
         let key = FullKey::new(CATALOG, name.as_bytes())?;
         self.write(&key, Written::Put(&id.to_le_bytes()))?;
         self.work.new_maps.push(id);
@@ -873,6 +895,9 @@ impl Transaction {
     fn needs(&mut self, map: &Map) -> Result<u32> {
         self.is_used_here();
         self.pinned.alive()?;
+        if !self.guarded {
+            map.unguarded()?;
+        }
         let is_own = self.is_new(&map.info);
         let id = if is_own {
             map.id_in(self.pinned.core())?

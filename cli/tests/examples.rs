@@ -7,7 +7,7 @@ mod common;
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -34,7 +34,15 @@ impl Server {
     fn start() -> Server {
         let directory = tempfile::tempdir().unwrap();
         let mut process = Command::new(common::BINARY)
-            .args(["serve", "--json", "--listen", "127.0.0.1:0", "--data-dir"])
+            .args([
+                "serve",
+                "--json",
+                "--log",
+                "off",
+                "--listen",
+                "127.0.0.1:0",
+                "--data-dir",
+            ])
             .arg(directory.path().join("store"))
             .stdout(Stdio::piped())
             .spawn()
@@ -151,6 +159,16 @@ fn python() -> Result<(PathBuf, File), String> {
     Ok((python, lock))
 }
 
+/// The second number of a version: 26 of "1.26.0".
+fn minor(version: &str) -> Option<u32> {
+    let digits = version
+        .split('.')
+        .nth(1)?
+        .split(|letter: char| !letter.is_ascii_digit())
+        .next()?;
+    digits.parse().ok()
+}
+
 /// Go with a cache of its own, which has the packages of the example. An error is the reason to skip.
 struct Go {
     cache: PathBuf,
@@ -160,15 +178,18 @@ struct Go {
 impl Go {
     fn new() -> Result<Go, String> {
         let (cache, lock) = cache("go");
-        let go = Go { cache, _lock: lock };
-        let Some(version) = output_if_there(&mut go.command(&["version"])) else {
+        let toolchain = Go { cache, _lock: lock };
+        let Some(version) = output_if_there(Command::new("go").args(["env", "GOVERSION"])) else {
             return Err("there is no go".into());
         };
-        if !version.status.success() {
-            return Err(told(&version)); // go is older than go.mod asks for
+        let needed = fs::read_to_string(examples("go").join("go.mod")).unwrap();
+        let needed = needed.lines().find_map(|line| line.strip_prefix("go ")).unwrap();
+        let version = told(&version);
+        if minor(version.trim_start_matches("go")) < minor(needed) {
+            return Err(format!("go is {}, and go.mod asks for {needed}", version.trim()));
         }
-        fetch(&mut go.command(&["mod", "download"]))?;
-        Ok(go)
+        fetch(&mut toolchain.command(&["mod", "download"]))?;
+        Ok(toolchain)
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -240,13 +261,13 @@ fn the_python_example_runs() {
 
 #[test]
 fn the_go_example_runs() {
-    let Some(go) = unless_skipped("the example in Go", Go::new()) else {
+    let Some(toolchain) = unless_skipped("the example in Go", Go::new()) else {
         return;
     };
-    run(&mut go.command(&["vet", "./..."]));
+    run(&mut toolchain.command(&["vet", "./..."]));
     let program = tempfile::tempdir().unwrap();
     let program = program.path().join("shop");
-    run(go.command(&["build", "-o"]).arg(&program).arg("."));
+    run(toolchain.command(&["build", "-o"]).arg(&program).arg("."));
     let server = Server::start();
     assert_all_shown(&run(Command::new(&program).arg(&server.address)));
 }
@@ -257,12 +278,12 @@ fn the_go_example_has_the_code_of_the_proto_files() {
     let Some((python, _python_lock)) = unless_skipped(what, python()) else {
         return;
     };
-    let Some(go) = unless_skipped(what, Go::new()) else {
+    let Some(toolchain) = unless_skipped(what, Go::new()) else {
         return;
     };
     let generated = tempfile::tempdir().unwrap();
     let mut command = Command::new("bash");
-    go.set_up(&mut command);
+    toolchain.set_up(&mut command);
     command
         .arg("generate.sh")
         .arg(generated.path())

@@ -179,7 +179,11 @@ impl Go {
     fn new() -> Result<Go, String> {
         let (cache, lock) = cache("go");
         let toolchain = Go { cache, _lock: lock };
-        let Some(version) = output_if_there(Command::new("go").args(["env", "GOVERSION"])) else {
+        let Some(version) = output_if_there(
+            Command::new("go")
+                .args(["env", "GOVERSION"])
+                .env("GOTOOLCHAIN", "local"),
+        ) else {
             return Err("there is no go".into());
         };
         let needed = fs::read_to_string(examples("go").join("go.mod")).unwrap();
@@ -213,15 +217,14 @@ impl Go {
 
 /// The value, or a line that says why this test is skipped. The line goes around the capture of the test's output.
 fn unless_skipped<T>(what: &str, available: Result<T, String>) -> Option<T> {
-    let skipped = available
-        .as_ref()
-        .err()
-        .map(|why| format!("SKIPPED: {what}: {}\n", why.trim()));
-    if let Some(line) = skipped {
-        use std::io::Write;
-        std::io::stderr().write_all(line.as_bytes()).unwrap();
+    match available {
+        Ok(available) => Some(available),
+        Err(why) => {
+            let line = format!("SKIPPED: {what}: {why}\n");
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
+            None
+        }
     }
-    available.ok()
 }
 
 fn assert_all_shown(text: &str) {

@@ -14,6 +14,7 @@ use duramen::Store;
 use duramen::topic::{Start, Topics};
 use duramen_client::{Acknowledge, Client, Received, Start as At, Subscription, TopicOptions, WriteOptions};
 use serde_json::json;
+use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::source;
@@ -36,8 +37,7 @@ pub fn serve(stage: &mut Stage<'_>, store: Store, directory: &Path) -> Outcome<S
     shown! { stage;
         store.close()?;
     }
-    let temporary = tempfile::tempdir();
-    let temporary = temporary.map_err(|error| Failure::of_io("making a temporary directory", &error))?;
+    let temporary = directory_of_socket()?;
     let socket = temporary.path().join("duramen.sock");
     let (acknowledged, received) = runtime()?.block_on(follow(stage, directory, &socket))?;
     shown! { stage;
@@ -138,6 +138,15 @@ impl Server {
 fn runtime() -> Outcome<Runtime> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::of_io("starting a runtime", &error))
+}
+
+/// A temporary directory with a short path: the path of a socket has at most 107 bytes.
+fn directory_of_socket() -> Outcome<TempDir> {
+    let made = match std::env::temp_dir().as_os_str().len() {
+        ..=80 => tempfile::tempdir(),
+        _ => tempfile::tempdir_in("/tmp"),
+    };
+    made.map_err(|error| Failure::of_io("making a temporary directory", &error))
 }
 
 fn address(socket: &Path) -> String {

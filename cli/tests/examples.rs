@@ -12,9 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 /// What package managers print when they reach no server.
-const NO_NETWORK: [&str; 8] = [
+const NO_NETWORK: [&str; 7] = [
     "NewConnectionError",
-    "ProxyError",
     "ReadTimeoutError",
     "ConnectTimeoutError",
     "ConnectionResetError",

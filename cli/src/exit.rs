@@ -7,6 +7,7 @@ use std::io;
 use std::path::Path;
 
 use duramen::{Error, Kind, Reason};
+use duramen_client::ErrorKind;
 use serde_json::{Value, json};
 
 /// The exit codes as shown in the help and the reference.
@@ -144,6 +145,17 @@ impl From<Error> for Failure {
 }
 
 /// All other input/output has its own error handling, so a plain error comes from standard output.
+impl From<duramen_client::Error> for Failure {
+    fn from(error: duramen_client::Error) -> Failure {
+        let exit = match error.kind {
+            ErrorKind::Unavailable | ErrorKind::DeadlineExceeded | ErrorKind::Overloaded => Exit::TryAgain,
+            ErrorKind::DataLoss => Exit::Damaged,
+            _ => Exit::WrongCall,
+        };
+        Failure::new(exit, error.to_string())
+    }
+}
+
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {
         Failure {

@@ -24,6 +24,7 @@ fn the_tour_runs_in_time_and_keeps_a_sound_store() {
         "killed 25 times: ",
         "tx.publish(&sold, &sale) // together with the put, or not at all",
         " announced, all alike",
+        "killed 4 times: 1,000 orders acknowledged, 1,000 received, 1,000 stored",
         "0 problems",
         "duramen scan kept",
     ] {
@@ -55,6 +56,9 @@ fn the_tour_gives_its_results_as_json() {
     assert!(tour["outbox"]["acknowledged"].as_u64().unwrap() > 0);
     assert_eq!(tour["consumer"]["sold"], tour["consumer"]["counted"]);
     assert!(tour["consumer"]["counted"].as_u64().unwrap() > 0);
+    assert!(tour["server"]["kills"].as_u64().unwrap() > 0);
+    assert_eq!(tour["server"]["acknowledged"], tour["server"]["received"]);
+    assert_eq!(tour["server"]["acknowledged"], tour["server"]["stored"]);
     assert_eq!(tour["check"]["problems"].as_array().unwrap().len(), 0);
     let directory = tour["directory"].as_str().unwrap();
     assert!(

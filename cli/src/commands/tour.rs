@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
-use crate::tour::{Part, account_until_killed, sell_until_killed, take, write_until_killed};
+use crate::tour::{Part, account_until_killed, publish_orders, sell_until_killed, take, write_until_killed};
 
 const EXAMPLES: &str = r"Examples:
   See in some seconds what a store does, and what it costs on this machine:
@@ -16,7 +16,7 @@ const EXAMPLES: &str = r"Examples:
   The results for a program:
     $ duramen tour --json";
 
-/// Show what a store does: write, read, collide, get killed, recover, announce, check
+/// Show what a store does: write, read, collide, get killed, recover, announce, serve, check
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Tour {
@@ -49,15 +49,17 @@ impl Tour {
 #[derive(Args, Debug)]
 pub struct TourChild {
     part: Part,
-    directory: PathBuf,
+    /// The directory of the store, or the socket of the server
+    place: PathBuf,
 }
 
 impl TourChild {
     pub fn run(self, _output: &mut Output) -> Outcome {
         match self.part {
-            Part::Orders => write_until_killed(&self.directory),
-            Part::Sales => sell_until_killed(&self.directory),
-            Part::Accounts => account_until_killed(&self.directory),
+            Part::Orders => write_until_killed(&self.place),
+            Part::Sales => sell_until_killed(&self.place),
+            Part::Accounts => account_until_killed(&self.place),
+            Part::Publisher => publish_orders(&self.place),
         }
     }
 }

@@ -26,6 +26,7 @@ mod checking;
 mod collision;
 mod killing;
 mod reading;
+mod serving;
 mod stillness;
 mod victim;
 mod writing;
@@ -41,6 +42,7 @@ use stage::Stage;
 
 pub use announcing::{account_until_killed, sell_until_killed};
 pub use killing::write_until_killed;
+pub use serving::publish_orders;
 pub use victim::Part;
 
 /// Takes the tour in a directory that is missing or empty.
@@ -56,6 +58,7 @@ pub fn take(directory: &Path, is_kept: bool, output: &mut Output) -> Outcome<()>
     collision::collide(&mut stage, &store)?;
     let store = killing::kill(&mut stage, store, directory)?;
     let store = announcing::announce(&mut stage, store, directory)?;
+    let store = serving::serve(&mut stage, store, directory)?;
     checking::check(&mut stage, store)?;
     let seconds = started.elapsed().as_secs_f64();
     farewell(&mut stage, directory, is_kept, seconds)?;

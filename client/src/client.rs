@@ -1,15 +1,17 @@
-//! The client: its settings, and the calls on maps and topics as a whole.
+//! The client: its settings, the calls on maps and topics as a whole, and those on the store.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use duramen_proto::v1::admin_client::AdminClient;
 use duramen_proto::v1::maps_client::MapsClient;
 use duramen_proto::v1::topics_client::TopicsClient;
 use duramen_proto::v1::transactions_client::TransactionsClient;
 use duramen_proto::v1::{
-    Acknowledge, CreateMapRequest, CreateTopicRequest, DropMapRequest, ListMapsRequest, ListTopicsRequest,
-    RenameMapRequest, TopicOptions,
+    Acknowledge, CheckRequest, CheckResponse, CompactRequest, CompactResponse, CreateMapRequest, CreateTopicRequest,
+    DropMapRequest, ListMapsRequest, ListTopicsRequest, RenameMapRequest, StatisticsRequest, StatisticsResponse,
+    TopicOptions,
 };
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint};
@@ -249,6 +251,32 @@ impl Client {
         Ok(self.read(request, send!(topics.list_topics)).await?.topics)
     }
 
+    /// Says what the server is and what its store holds.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn statistics(&self) -> Result<StatisticsResponse> {
+        self.read(StatisticsRequest::default(), send!(admin.statistics)).await
+    }
+
+    /// Reads the whole store and reports damage. The deadline must suffice for all of it; see [`Builder::deadline`].
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn check(&self) -> Result<CheckResponse> {
+        self.read(CheckRequest::default(), send!(admin.check)).await
+    }
+
+    /// Makes the files of the store as small as their contents allow. The deadline must suffice for all of it; see
+    /// [`Builder::deadline`].
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn compact(&self) -> Result<CompactResponse> {
+        // The contents stay as they are, so a repeated call does no harm.
+        self.read(CompactRequest::default(), send!(admin.compact)).await
+    }
+
     pub(crate) fn options(&self) -> &WriteOptions {
         &self.options
     }
@@ -306,6 +334,12 @@ fn authorization(token: &str) -> Result<AsciiMetadataValue> {
     })?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+pub(crate) fn admin(channel: Channel) -> AdminClient<Channel> {
+    AdminClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
 pub(crate) fn maps(channel: Channel) -> MapsClient<Channel> {

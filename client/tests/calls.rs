@@ -253,3 +253,20 @@ fn a_transaction_changes_maps_and_topics_in_one_commit_or_not_at_all() {
     });
     server.stop().unwrap();
 }
+
+#[test]
+fn a_store_is_described_checked_and_compacted() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    run(async {
+        let client = client(&server);
+        client.create_map("m").await.unwrap();
+        client.map("m").put("k", "v").await.unwrap();
+        let statistics = client.statistics().await.unwrap();
+        let map = &statistics.maps[0];
+        assert_eq!((&map.map[..], map.pairs), ("m", 1));
+        assert!(client.compact().await.unwrap().bytes_after > 0);
+        assert!(client.check().await.unwrap().problems.is_empty());
+    });
+    server.stop().unwrap();
+}

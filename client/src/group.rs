@@ -14,7 +14,7 @@ use prost::bytes::Bytes;
 
 use crate::client::{Client, send};
 use crate::error::{Error, ErrorKind, Result};
-use crate::member::{Delivery, Member, MemberOptions};
+use crate::member::{Delivery, Member, MemberOptions, delivery};
 use crate::options::{Start, millis, millis_since_1970};
 
 /// How a group delivers; see [`Group::create`].
@@ -237,12 +237,6 @@ impl Group {
             ..FetchRequest::default()
         };
         let fetched = self.client.read(request, send!(topics.fetch)).await?;
-        let delivery = |delivered: v1::Delivered| {
-            Some(Delivery {
-                message: delivered.message?.into(),
-                tries: delivered.tries,
-            })
-        };
         Ok((!fetched.lease.is_empty()).then(|| Fetched {
             group: self.clone(),
             lease: fetched.lease,

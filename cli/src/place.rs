@@ -21,6 +21,9 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// How long the server may take to read or rewrite its whole store.
 const LONG_DEADLINE: Duration = Duration::from_secs(300);
 
+/// The heading of the options for a server in the help.
+const HEADING: &str = "On a server, without DIR";
+
 const DIRECTORY: &str = "directory";
 const SERVER: &str = "server";
 
@@ -36,30 +39,29 @@ pub struct PlaceArguments {
 
 /// Which server, and how to reach it.
 #[derive(Args, Debug)]
-#[command(next_help_heading = "On a server, without DIR")]
 struct ServerArguments {
     /// Work on the server at HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:PATH
-    #[arg(long, value_name = "PLACE")]
+    #[arg(long, help_heading = HEADING, value_name = "PLACE")]
     server: Option<String>,
 
     /// Present this token
-    #[arg(long, value_name = "TOKEN", env = "DURAMEN_TOKEN", hide_env_values = true)]
+    #[arg(long, help_heading = HEADING, value_name = "TOKEN", env = "DURAMEN_TOKEN", hide_env_values = true)]
     token: Option<String>,
 
     /// Present the token in this file
-    #[arg(long, value_name = "FILE", requires = SERVER)]
+    #[arg(long, help_heading = HEADING, value_name = "FILE", requires = SERVER)]
     token_file: Option<PathBuf>,
 
     /// PEM file with the certificate of the server's authority, for https
-    #[arg(long, value_name = "FILE", requires = SERVER)]
+    #[arg(long, help_heading = HEADING, value_name = "FILE", requires = SERVER)]
     ca: Option<PathBuf>,
 
     /// PEM file with a certificate of this client
-    #[arg(long, value_name = "FILE", requires_all = ["ca", "client_key"])]
+    #[arg(long, help_heading = HEADING, value_name = "FILE", requires_all = ["ca", "client_key"])]
     client_cert: Option<PathBuf>,
 
     /// PEM file with the private key of the certificate
-    #[arg(long, value_name = "FILE", requires = "client_cert")]
+    #[arg(long, help_heading = HEADING, value_name = "FILE", requires = "client_cert")]
     client_key: Option<PathBuf>,
 }
 
@@ -94,7 +96,7 @@ fn without_directory(command: Command) -> Command {
     let command = match has(DIRECTORY) && has(SERVER) {
         // A hidden option takes no place among the arguments.
         true => command.mut_arg(DIRECTORY, |directory| {
-            directory.long(DIRECTORY).hide(true).required(false).default_value("")
+            directory.long(DIRECTORY).hide(true).required(false).default_value(".")
         }),
         false => command,
     };
@@ -201,7 +203,9 @@ impl Server {
     /// Returns a handle of a topic. A server takes no patterns.
     pub fn topic(&self, name: &str) -> Outcome<Topic> {
         match is_pattern(name) {
-            true => Err(Failure::wrong_call(format!("{name:?} is a pattern, and a server takes the name of a topic"))),
+            true => Err(Failure::wrong_call(format!(
+                "{name:?} is a pattern, and a server takes the name of a topic"
+            ))),
             false => Ok(self.client.topic(name)),
         }
     }

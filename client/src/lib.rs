@@ -97,8 +97,9 @@ mod transaction;
 
 pub use client::{Builder, Client};
 pub use duramen_proto::v1::{
-    Acknowledge, CheckResponse as CheckReport, CompactResponse as Compaction, DescribeTopicResponse as TopicDescription,
-    GroupDescription, Pair, PendingMessage, RedriveResponse as Redriven, StatisticsResponse as Statistics, TopicOptions,
+    Acknowledge, CheckResponse as CheckReport, CompactResponse as Compaction,
+    DescribeTopicResponse as TopicDescription, GroupDescription, Pair, PendingMessage, RedriveResponse as Redriven,
+    StatisticsResponse as Statistics, TopicOptions,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use group::{Fetched, Group, GroupOptions};

@@ -352,9 +352,15 @@ pub fn read_on(
     if !follow {
         let described = server.wait(topic.describe())?;
         let next = described.next_offset;
-        // A subscription tells of no end, so it must not begin where no message comes any more.
-        let is_empty = described.first_offset == next || matches!(from, Start::Offset(offset) if offset >= next);
-        if is_empty || matches!(from, Start::Tail | Start::Last(0)) {
+        // A subscription tells of no end, so it must not begin where no message comes.
+        let is_at_end = match from {
+            // The server refuses it.
+            Start::Offset(offset) if offset > next => false,
+            Start::Offset(offset) if offset == next => true,
+            Start::Tail | Start::Last(0) => true,
+            _ => described.first_offset == next,
+        };
+        if is_at_end {
             return Ok(());
         }
         if described.topic_options.is_some_and(|options| options.message_expiry) {

@@ -189,7 +189,8 @@ impl Keeps {
             || self.discard_new.is_some()
             || self.deduplicate_for.is_some();
         if is_beyond {
-            let message = "a server takes --keep-for, --keep-bytes, --keep-messages, --message-expiry and --latest-per-key";
+            let message =
+                "a server takes --keep-for, --keep-bytes, --keep-messages, --message-expiry and --latest-per-key";
             return Err(Failure::wrong_call(message).hint("give the other options with the directory of the store"));
         }
         let options = self.changed(TopicOptions::new());

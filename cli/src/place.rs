@@ -29,6 +29,7 @@ const SERVER: &str = "server";
 
 /// Which store or server.
 #[derive(Args, Debug)]
+#[group(args = [DIRECTORY, SERVER])]
 pub struct PlaceArguments {
     #[command(flatten)]
     store: StoreArguments,

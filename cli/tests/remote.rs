@@ -6,11 +6,12 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use common::{BINARY, Ended, Scratch, Server};
+use duramen_client::Client;
 
-/// The words of a command, and the arguments after its directory.
-type Call<'a> = (&'a [&'a str], &'a [&'a str]);
+/// The exit code of a command, its words, and the arguments after its directory.
+type Call<'a> = (i32, &'a [&'a str], &'a [&'a str]);
 
-fn call(scratch: &Scratch, place: &[&str], (words, rest): Call<'_>, input: &str) -> Ended {
+fn call(scratch: &Scratch, place: &[&str], (_, words, rest): Call<'_>, input: &str) -> Ended {
     scratch.run_with_input(&[words, place, rest].concat(), input.as_bytes())
 }
 
@@ -19,8 +20,8 @@ fn both(scratch: &Scratch, directory: &str, server: &Server, command: Call<'_>, 
     let near = call(scratch, &[directory], command, input);
     let far = call(scratch, &["--server", &server.place], command, input);
     let both = format!("{command:?}\n{}\n{}", near.stderr, far.stderr);
-    assert_eq!(near.code, far.code, "{both}");
-    if command.0[0] == "subscribe" && command.1.contains(&"--json") {
+    assert_eq!((near.code, far.code), (command.0, command.0), "{both}");
+    if command.1[0] == "subscribe" && command.2.contains(&"--json") {
         let without_time = |ended: &Ended| {
             let mut messages = ended.json();
             messages.iter_mut().for_each(|message| message["time"] = 0.into());
@@ -35,122 +36,143 @@ fn both(scratch: &Scratch, directory: &str, server: &Server, command: Call<'_>, 
 
 /// What changes a store, with its input. Some calls are refused.
 const CHANGES: &[(Call<'static>, &str)] = &[
-    ((&["maps", "create"], &["stock"]), ""),
-    ((&["maps", "create"], &["stock"]), ""),
-    ((&["maps", "create"], &["empty", "--json"]), ""),
-    ((&["maps", "rename"], &["empty", "other", "--json"]), ""),
-    ((&["maps", "rename"], &["missing", "other"]), ""),
-    ((&["put"], &["apples", "12", "--map", "stock"]), ""),
-    ((&["put"], &["pears", "-", "--map", "stock", "--json"]), "3\n"),
-    ((&["put"], &["ada", "x\\x00y", "--map", "users", "--json"]), ""),
-    ((&["put"], &["-1", "-2", "--map", "stock"]), ""),
-    ((&["put"], &["a", "b"]), ""),
-    ((&["delete"], &["pears", "--map", "stock"]), ""),
-    ((&["delete"], &["pears", "--map", "stock"]), ""),
-    ((&["delete"], &["pears", "--map", "stock", "--json"]), ""),
-    ((&["delete"], &["pears", "--map", "missing"]), ""),
-    ((&["put"], &["order/1", "one", "--map", "stock"]), ""),
-    ((&["put"], &["order/2", "two", "--map", "stock"]), ""),
-    ((&["delete"], &["--prefix", "order/1", "--map", "stock", "--json"]), ""),
-    ((&["delete"], &["--prefix", "order/1", "--map", "stock", "--json"]), ""),
-    ((&["maps", "drop"], &["stock"]), ""),
-    ((&["maps", "drop"], &["other", "--json"]), ""),
+    ((0, &["maps", "create"], &["stock"]), ""),
+    ((2, &["maps", "create"], &["stock"]), ""),
+    ((0, &["maps", "create"], &["empty", "--json"]), ""),
+    ((0, &["maps", "rename"], &["empty", "other", "--json"]), ""),
+    ((2, &["maps", "rename"], &["missing", "other"]), ""),
+    ((0, &["put"], &["apples", "12", "--map", "stock"]), ""),
+    ((0, &["put"], &["pears", "-", "--map", "stock", "--json"]), "3\n"),
+    ((0, &["put"], &["ada", "x\\x00y", "--map", "users", "--json"]), ""),
+    ((0, &["put"], &["-1", "-2", "--map", "stock"]), ""),
+    ((2, &["put"], &["a", "b"]), ""),
+    ((0, &["delete"], &["pears", "--map", "stock"]), ""),
+    ((1, &["delete"], &["pears", "--map", "stock"]), ""),
+    ((1, &["delete"], &["pears", "--map", "stock", "--json"]), ""),
+    ((2, &["delete"], &["pears", "--map", "missing"]), ""),
+    ((0, &["put"], &["order/1", "one", "--map", "stock"]), ""),
+    ((0, &["put"], &["order/2", "two", "--map", "stock"]), ""),
     (
-        (&["topics", "create"], &["sales", "--keep-messages", "1000", "--json"]),
+        (0, &["delete"], &["--prefix", "order/1", "--map", "stock", "--json"]),
         "",
     ),
-    ((&["topics", "create"], &["sales", "--keep-messages", "1000"]), ""),
-    ((&["topics", "create"], &["sales", "--keep-messages", "1001"]), ""),
-    ((&["topics", "create"], &["brief"]), ""),
-    ((&["topics", "delete"], &["brief", "--json"]), ""),
-    ((&["topics", "delete"], &["missing"]), ""),
-    ((&["publish"], &["sales", "1 apple", "2 pears", "--json"]), ""),
     (
-        (&["publish"], &["sales", "--lines", "--json", "--key", "k"]),
-        "three\nfour\nfive",
-    ),
-    ((&["publish"], &["sales", "-", "--header", "a=b"]), "six"),
-    ((&["publish"], &["sales", "x", "--expires", "60"]), ""),
-    ((&["publish"], &["missing", "x"]), ""),
-    ((&["publish"], &["made", "x", "--create", "--json"]), ""),
-    ((&["publish"], &["sales", "seven", "--create", "--json"]), ""),
-    ((&["topics", "delete"], &["sales"]), ""),
-    (
-        (&["groups", "create"], &["sales", "packers", "--tries", "1", "--json"]),
+        (1, &["delete"], &["--prefix", "order/1", "--map", "stock", "--json"]),
         "",
     ),
-    ((&["groups", "create"], &["sales", "packers", "--tries", "1"]), ""),
+    ((2, &["maps", "drop"], &["stock"]), ""),
+    ((0, &["maps", "drop"], &["other", "--json"]), ""),
     (
         (
+            0,
+            &["topics", "create"],
+            &["sales", "--keep-messages", "1000", "--json"],
+        ),
+        "",
+    ),
+    ((2, &["topics", "create"], &["sales", "--keep-messages", "1000"]), ""),
+    ((2, &["topics", "create"], &["sales", "--keep-messages", "1001"]), ""),
+    ((0, &["topics", "create"], &["brief"]), ""),
+    ((0, &["topics", "delete"], &["brief", "--json"]), ""),
+    ((2, &["topics", "delete"], &["missing"]), ""),
+    ((0, &["publish"], &["sales", "1 apple", "2 pears", "--json"]), ""),
+    (
+        (0, &["publish"], &["sales", "--lines", "--json", "--key", "k"]),
+        "three\nfour\nfive",
+    ),
+    ((0, &["publish"], &["sales", "-", "--header", "a=b"]), "six"),
+    ((2, &["publish"], &["sales", "x", "--expires", "60"]), ""),
+    ((2, &["publish"], &["missing", "x"]), ""),
+    ((0, &["publish"], &["made", "x", "--create", "--json"]), ""),
+    ((0, &["publish"], &["sales", "seven", "--create", "--json"]), ""),
+    ((2, &["topics", "delete"], &["sales"]), ""),
+    (
+        (
+            0,
+            &["groups", "create"],
+            &["sales", "packers", "--tries", "1", "--json"],
+        ),
+        "",
+    ),
+    ((2, &["groups", "create"], &["sales", "packers", "--tries", "1"]), ""),
+    (
+        (
+            0,
             &["groups", "create"],
             &["sales", "late", "--from", "last:2", "--filter-header", "a=*"],
         ),
         "",
     ),
-    ((&["groups", "create"], &["missing", "late"]), ""),
-    ((&["groups", "pause"], &["sales", "late", "--json"]), ""),
-    ((&["groups"], &["sales"]), ""),
-    ((&["groups", "resume"], &["sales", "late", "--json"]), ""),
-    ((&["groups", "resume"], &["sales", "missing"]), ""),
-    ((&["subscribe"], &["sales", "--group", "packers", "--count", "2"]), ""),
-    ((&["subscribe"], &["sales", "--group", "packers", "--no-ack"]), ""),
-    ((&["subscribe"], &["sales", "--group", "missing"]), ""),
-    ((&["subscribe"], &["sales", "--group", "late", "--json"]), ""),
-    ((&["groups"], &["sales"]), ""),
-    ((&["groups", "reset"], &["sales", "packers", "1", "--json"]), ""),
-    ((&["subscribe"], &["sales", "--group", "packers", "--count", "1"]), ""),
-    ((&["redrive"], &["sales", "packers", "--json"]), ""),
-    ((&["groups", "delete"], &["sales", "late", "--json"]), ""),
-    ((&["groups", "delete"], &["sales", "late"]), ""),
+    ((2, &["groups", "create"], &["missing", "late"]), ""),
+    ((0, &["groups", "pause"], &["sales", "late", "--json"]), ""),
+    ((0, &["groups"], &["sales"]), ""),
+    ((0, &["groups", "resume"], &["sales", "late", "--json"]), ""),
+    ((2, &["groups", "resume"], &["sales", "missing"]), ""),
+    (
+        (0, &["subscribe"], &["sales", "--group", "packers", "--count", "2"]),
+        "",
+    ),
+    ((0, &["subscribe"], &["sales", "--group", "packers", "--no-ack"]), ""),
+    ((2, &["subscribe"], &["sales", "--group", "missing"]), ""),
+    ((0, &["subscribe"], &["sales", "--group", "late", "--json"]), ""),
+    ((0, &["groups"], &["sales"]), ""),
+    ((0, &["groups", "reset"], &["sales", "packers", "1", "--json"]), ""),
+    (
+        (0, &["subscribe"], &["sales", "--group", "packers", "--count", "1"]),
+        "",
+    ),
+    ((0, &["redrive"], &["sales", "packers", "--json"]), ""),
+    ((0, &["groups", "delete"], &["sales", "late", "--json"]), ""),
+    ((2, &["groups", "delete"], &["sales", "late"]), ""),
 ];
 
 /// What reads a store.
 const READS: &[Call<'static>] = &[
-    (&["maps"], &[]),
-    (&["maps"], &["--json"]),
-    (&["maps"], &["--count"]),
-    (&["maps"], &["--count", "--json"]),
-    (&["get"], &["apples", "--map", "stock"]),
-    (&["get"], &["apples", "--map", "stock", "--json"]),
-    (&["get"], &["apples", "--map", "stock", "--raw"]),
-    (&["get"], &["616461", "--map", "users", "--hex"]),
-    (&["get"], &["-1", "--map", "stock"]),
-    (&["get"], &["missing", "--map", "stock"]),
-    (&["get"], &["missing", "--map", "stock", "--json"]),
-    (&["get"], &["missing", "--map", "stock", "--raw"]),
-    (&["get"], &["a", "--map", "missing"]),
-    (&["get"], &["a"]),
-    (&["scan"], &["--map", "stock"]),
-    (&["scan"], &["--map", "stock", "--json", "--reverse"]),
-    (&["scan"], &["--map", "stock", "--keys-only", "--limit", "1"]),
-    (&["scan"], &["--map", "stock", "--keys-only", "--json"]),
-    (&["scan"], &["--map", "stock", "--limit", "0"]),
-    (&["scan"], &["--map", "stock", "--prefix", "ap"]),
-    (&["scan"], &["--map", "stock", "--from", "b"]),
-    (&["scan"], &["--map", "stock", "--to", "b"]),
-    (&["scan"], &["--map", "stock", "--from", "a", "--to", "b"]),
-    (&["scan"], &["--map", "missing"]),
-    (&["topics"], &[]),
-    (&["topics"], &["--json"]),
-    (&["subscribe"], &["sales"]),
-    (&["subscribe"], &["sales", "--json"]),
-    (&["subscribe"], &["sales", "--from", "last:2", "--hex"]),
-    (&["subscribe"], &["sales", "--from", "2", "--count", "2"]),
-    (&["subscribe"], &["sales", "--from", "900"]),
-    (&["subscribe"], &["sales", "--from", "7"]),
-    (&["subscribe"], &["sales", "--from", "tail"]),
-    (&["subscribe"], &["sales", "--from", "time:1"]),
-    (&["subscribe"], &["sales", "--from", "time:9999999999"]),
-    (&["subscribe"], &["sales", "--count", "0"]),
-    (&["subscribe"], &["missing"]),
-    (&["groups"], &[]),
-    (&["groups"], &["sales"]),
-    (&["groups"], &["missing"]),
-    (&["groups"], &["sales", "--pending", "packers"]),
-    (&["groups"], &["sales", "--pending", "packers", "--json"]),
-    (&["groups"], &["sales", "--pending", "missing"]),
-    (&["dead-letters"], &["sales"]),
-    (&["dead-letters"], &["missing"]),
+    (0, &["maps"], &[]),
+    (0, &["maps"], &["--json"]),
+    (0, &["maps"], &["--count"]),
+    (0, &["maps"], &["--count", "--json"]),
+    (0, &["get"], &["apples", "--map", "stock"]),
+    (0, &["get"], &["apples", "--map", "stock", "--json"]),
+    (0, &["get"], &["apples", "--map", "stock", "--raw"]),
+    (0, &["get"], &["616461", "--map", "users", "--hex"]),
+    (0, &["get"], &["-1", "--map", "stock"]),
+    (1, &["get"], &["missing", "--map", "stock"]),
+    (1, &["get"], &["missing", "--map", "stock", "--json"]),
+    (1, &["get"], &["missing", "--map", "stock", "--raw"]),
+    (2, &["get"], &["a", "--map", "missing"]),
+    (2, &["get"], &["a"]),
+    (0, &["scan"], &["--map", "stock"]),
+    (0, &["scan"], &["--map", "stock", "--json", "--reverse"]),
+    (0, &["scan"], &["--map", "stock", "--keys-only", "--limit", "1"]),
+    (0, &["scan"], &["--map", "stock", "--keys-only", "--json"]),
+    (0, &["scan"], &["--map", "stock", "--limit", "0"]),
+    (0, &["scan"], &["--map", "stock", "--prefix", "ap"]),
+    (0, &["scan"], &["--map", "stock", "--from", "b"]),
+    (0, &["scan"], &["--map", "stock", "--to", "b"]),
+    (0, &["scan"], &["--map", "stock", "--from", "a", "--to", "b"]),
+    (2, &["scan"], &["--map", "missing"]),
+    (0, &["topics"], &[]),
+    (0, &["topics"], &["--json"]),
+    (0, &["subscribe"], &["sales"]),
+    (0, &["subscribe"], &["sales", "--json"]),
+    (0, &["subscribe"], &["sales", "--from", "last:2", "--hex"]),
+    (0, &["subscribe"], &["sales", "--from", "2", "--count", "2"]),
+    (2, &["subscribe"], &["sales", "--from", "900"]),
+    (0, &["subscribe"], &["sales", "--from", "7"]),
+    (0, &["subscribe"], &["sales", "--from", "tail"]),
+    (0, &["subscribe"], &["sales", "--from", "time:1"]),
+    (0, &["subscribe"], &["sales", "--from", "time:9999999999"]),
+    (0, &["subscribe"], &["sales", "--count", "0"]),
+    (2, &["subscribe"], &["missing"]),
+    (0, &["groups"], &[]),
+    (0, &["groups"], &["sales"]),
+    (2, &["groups"], &["missing"]),
+    (0, &["groups"], &["sales", "--pending", "packers"]),
+    (0, &["groups"], &["sales", "--pending", "packers", "--json"]),
+    (2, &["groups"], &["sales", "--pending", "missing"]),
+    (0, &["dead-letters"], &["sales"]),
+    (2, &["dead-letters"], &["missing"]),
 ];
 
 #[test]
@@ -170,22 +192,25 @@ fn commands_do_on_a_server_what_they_do_on_a_directory() {
 #[test]
 fn dead_letters_come_from_a_server_too() {
     let scratch = Scratch::new();
-    scratch.done(&["publish", "shop", "sales", "1 apple", "--create"]);
-    scratch.done(&[
-        "groups", "create", "shop", "sales", "packers", "--tries", "1", "--lease", "0.001",
-    ]);
-    scratch.done(&["subscribe", "shop", "sales", "--group", "packers", "--no-ack"]);
-    // The message has failed the last time once the group looks for more.
-    scratch.done(&["subscribe", "shop", "sales", "--group", "packers"]);
     let server = Server::start(&scratch.path("shop"));
+    let at = ["--server", &server.place];
+    scratch.done(&["publish", at[0], at[1], "sales", "1 apple", "--create"]);
+    scratch.done(&["groups", "create", at[0], at[1], "sales", "packers"]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(async {
+        let group = Client::connect(&server.place).unwrap().topic("sales").group("packers");
+        let mut member = group.join("worker").await.unwrap();
+        let deliveries = member.receive().await.unwrap().unwrap();
+        deliveries.give_up(0, "broken box").await.unwrap();
+    });
     for rest in [&["dead.sales"][..], &["dead.sales", "--json"]] {
-        let letters = both(&scratch, "shop", &server, (&["dead-letters"], rest), "");
-        assert_eq!(letters.text().lines().count(), 1, "{}", letters.stderr);
+        let letters = both(&scratch, "shop", &server, (0, &["dead-letters"], rest), "");
+        assert!(letters.text().contains("broken box"), "{}", letters.text());
     }
     let redriven = call(
         &scratch,
         &["--server", &server.place],
-        (&["redrive"], &["sales", "packers", "--json"]),
+        (0, &["redrive"], &["sales", "packers", "--json"]),
         "",
     );
     assert_eq!(redriven.json()[0]["delivered"], 1, "{}", redriven.stderr);
@@ -242,6 +267,7 @@ fn a_subscriber_goes_on_when_the_server_comes_back() {
 #[test]
 fn errors_name_the_cause_and_the_cure() {
     let scratch = Scratch::new();
+    scratch.done(&["maps", "create", "shop", "stock"]);
     let created = scratch.done(&["token", "create", "ada", "--data-dir", "shop", "--allow", "read:*"]);
     let token = created.text().lines().next().unwrap().to_string();
     std::fs::write(scratch.path("token"), format!("{token}\n")).unwrap();

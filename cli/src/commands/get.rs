@@ -18,6 +18,8 @@ const EXAMPLES: &str = r"Examples:
     $ duramen get shop 757365720007 --map users --hex
   Write a value to a file exactly as it is:
     $ duramen get shop logo --map files --raw > logo.png
+  From a server:
+    $ duramen get --server unix:duramen.sock apples --map stock
 
 Exit code 1 when the key is not there.";
 

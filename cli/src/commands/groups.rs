@@ -33,7 +33,9 @@ const EXAMPLES: &str = r"Examples:
     $ duramen groups pause shop sales packers
     $ duramen groups resume shop sales packers
     $ duramen groups reset shop sales packers beginning
-    $ duramen groups delete shop sales billing";
+    $ duramen groups delete shop sales billing
+  Those of a server, which tells of topics and not of patterns:
+    $ duramen groups --server unix:duramen.sock sales";
 
 const CREATE_EXAMPLES: &str = r"Examples:
   Five tries of a minute each, and then to a topic of your choice; or tries without end, of what is new:

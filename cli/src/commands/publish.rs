@@ -33,7 +33,9 @@ const EXAMPLES: &str = r"Examples:
     $ duramen topics configure shop sales --message-expiry
     $ duramen publish shop sales 'plums at half price' --expires 60
   A message that is published in an hour:
-    $ duramen publish shop sales '5 reminders' --delay 3600";
+    $ duramen publish shop sales '5 reminders' --delay 3600
+  To a server:
+    $ duramen publish --server unix:duramen.sock sales '7 limes'";
 
 /// Publish messages; they survive power loss when the command ends
 #[derive(Args, Debug)]

@@ -38,7 +38,9 @@ const EXAMPLES: &str = r"Examples:
     $ duramen subscribe shop sales --group packers --no-ack
   As a member of a group over a pattern:
     $ duramen groups create shop 'sales.*' shippers
-    $ duramen subscribe shop 'sales.*' --group shippers";
+    $ duramen subscribe shop 'sales.*' --group shippers
+  From a server, also while it restarts:
+    $ duramen subscribe --server unix:duramen.sock sales --follow --count 2";
 
 /// Maximum number of messages that a group member receives at once.
 const BATCH: usize = 1000;

@@ -20,7 +20,7 @@ pub struct StoreArguments {
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
 
-    /// Wait up to this long when another process has the store to itself, or a server does not answer
+    /// Wait up to this long when another process has the store to itself
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0, hide_default_value = true, value_parser = seconds)]
     wait: f64,
 }

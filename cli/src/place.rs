@@ -41,7 +41,8 @@ pub struct PlaceArguments {
 /// Which server, and how to reach it.
 #[derive(Args, Debug)]
 struct ServerArguments {
-    /// Work on the server at HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:PATH
+    /// Work on the server at HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:PATH; a call may take 10 seconds, or what
+    /// --wait says if it is longer
     #[arg(long, help_heading = HEADING, value_name = "PLACE")]
     server: Option<String>,
 

@@ -21,7 +21,7 @@ Exit codes:
   5  damaged: the store, or the dump to be loaded, is not what was written
   6  the store stopped after an input/output error: run the command again, look at the disk
   7  the store, or a snapshot of it, was closed meanwhile
-  8  written, but not known to survive a power cut: another process was suspended, see the message";
+  8  a write with an unknown outcome: it may be lost in a power cut, or the server did not answer";
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub struct Failure {
 pub type Outcome<T = Exit> = Result<T, Failure>;
 
 impl Failure {
-    fn new(exit: Exit, message: impl Into<String>) -> Failure {
+    pub fn new(exit: Exit, message: impl Into<String>) -> Failure {
         Failure {
             exit,
             message: message.into(),

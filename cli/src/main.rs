@@ -9,6 +9,7 @@ mod exit;
 mod limit;
 mod opening;
 mod output;
+mod place;
 mod progress;
 mod text;
 mod torture;
@@ -17,8 +18,8 @@ mod tour;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 use commands::Command;
 use exit::{EXIT_CODES, Exit, Failure, Outcome};
@@ -33,7 +34,10 @@ New here? `duramen tour` shows in some seconds what a store does, and what each 
 Data goes to standard output, everything else to standard error. Keys and values are text; bytes
 that are not readable are written \\xNN, in both directions (a backslash is \\\\, a line end \\n),
 or all of it is hexadecimal with --hex. Commands that only read change nothing in the directory,
-and several of them can run at once.";
+and several of them can run at once.
+
+Most commands also work on a server. Give its place with --server, and leave out the directory:
+`duramen get --server 127.0.0.1:7420 apples --map stock`.";
 
 /// The command line.
 #[derive(Parser)]
@@ -48,7 +52,7 @@ struct CommandLine {
 }
 
 fn main() -> ExitCode {
-    let (line, is_json) = match CommandLine::try_parse() {
+    let (line, is_json) = match parsed() {
         Ok(line) => (line.command, line.json),
         Err(error) => return usage(&error),
     };
@@ -61,6 +65,12 @@ fn main() -> ExitCode {
         (failed, _) => failed,
     };
     ExitCode::from(told(ended, is_json) as u8)
+}
+
+fn parsed() -> Result<CommandLine, clap::Error> {
+    let mut command = place::fitted(CommandLine::command(), std::env::args_os());
+    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    CommandLine::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 /// Prints help and version as data, and a usage error as a failure.
@@ -94,12 +104,12 @@ fn told(ended: Outcome, is_json: bool) -> Exit {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_well_formed() {
         CommandLine::command().debug_assert();
+        let with_server = ["duramen", "get", "--server=host:1"].map(Into::into);
+        place::fitted(CommandLine::command(), with_server.into_iter()).debug_assert();
     }
 }

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use duramen::{Error, Map, Options, Reason, Store};
+use duramen_client::Keys;
 
 use crate::exit::{Failure, Outcome};
 use crate::output::say;
+use crate::place::Server;
 use crate::text::Notation;
 
 /// Which store.
@@ -72,6 +74,10 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl StoreArguments {
+    pub fn wait(&self) -> Duration {
+        Duration::from_secs_f64(self.wait)
+    }
+
     /// Opens the store for reading; nothing in its directory changes.
     pub fn open_to_read(&self) -> Outcome<Store> {
         self.open(Options::new().read_only(true))
@@ -102,7 +108,7 @@ impl StoreArguments {
     }
 
     fn open(&self, options: Options) -> Outcome<Store> {
-        let give_up = Instant::now() + Duration::from_secs_f64(self.wait);
+        let give_up = Instant::now() + self.wait();
         loop {
             match options.clone().open(&self.directory) {
                 Err(error) if is_in_use(&error) && Instant::now() < give_up => std::thread::sleep(BETWEEN_ATTEMPTS),
@@ -131,6 +137,14 @@ impl MapArguments {
         match &self.map {
             Some(name) => existing(store, name),
             None => only(store),
+        }
+    }
+
+    /// Returns the name of the map on a server. A named map may be missing.
+    pub fn on(&self, server: &Server) -> Outcome<String> {
+        match &self.map {
+            Some(name) => Ok(name.clone()),
+            None => only_name(server.wait(server.client.list_maps())?),
         }
     }
 
@@ -182,6 +196,18 @@ impl KeyRange {
         }
     }
 
+    /// Returns the range in the form that the client of a server takes.
+    pub fn keys(&self) -> Keys {
+        let start = match &self.from {
+            Bound::Included(start) => &start[..],
+            _ => &[],
+        };
+        match &self.to {
+            Bound::Excluded(end) => Keys::between(start, end),
+            _ => Keys::starting_at(start),
+        }
+    }
+
     /// Returns the range in the form that the engine takes.
     pub fn bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>) {
         (
@@ -206,9 +232,12 @@ pub fn existing(store: &Store, name: &str) -> Outcome<Map> {
 }
 
 fn only(store: &Store) -> Outcome<Map> {
-    let names = store.maps().list()?;
+    existing(store, &only_name(store.maps().list()?)?)
+}
+
+fn only_name(mut names: Vec<String>) -> Outcome<String> {
     match names.as_slice() {
-        [name] => existing(store, name),
+        [_] => Ok(names.remove(0)),
         [] => Err(Failure::wrong_call("the store has no maps yet; name one with --map")),
         _ => Err(Failure::wrong_call(format!(
             "say which map with --map; the store has {}",

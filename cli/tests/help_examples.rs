@@ -79,6 +79,10 @@ fn whole(command: &[&str], example: &str) -> String {
     const ADVICE: &str = "until grep -q ^try: out; do sleep 0.05; done; $(sed -n 's/^try: //p' out) || exit 1";
     const END: &str = "kill -TERM $server; wait $server";
     match command {
+        _ if example.contains("--server unix:duramen.sock") && command != ["health"] => format!(
+            "duramen serve --data-dir shop --listen '' --unix-socket duramen.sock > out & server=$!; {ADVICE}
+            {example} || exit 1; {END}"
+        ),
         ["serve"] => format!("export DURAMEN_LISTEN=127.0.0.1:0; {example} > out & server=$!; {ADVICE}; {END}"),
         ["health"] => format!(
             "duramen serve --listen '' --unix-socket duramen.sock > out & server=$!; {ADVICE}

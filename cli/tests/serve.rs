@@ -2,14 +2,14 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use common::Server;
 use duramen_proto::v1::maps_client::MapsClient;
 use duramen_proto::v1::subscribe_request::Start;
 use duramen_proto::v1::topics_client::TopicsClient;
@@ -17,41 +17,9 @@ use duramen_proto::v1::transactions_client::TransactionsClient;
 use duramen_proto::v1::*;
 use tonic::transport::{Channel, Endpoint};
 
-/// A server process, and the place where it listens.
-struct Server {
-    process: Child,
-    place: String,
-}
-
-impl Server {
-    fn start(directory: &Path) -> Server {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_duramen"))
-            .args(["serve", "--json", "--listen", "127.0.0.1:0", "--data-dir"])
-            .arg(directory.join("store"))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.as_mut().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let told: serde_json::Value = serde_json::from_str(&line).unwrap();
-        let place = told["listening"].as_str().unwrap().to_string();
-        Server { process, place }
-    }
-
-    fn kill(mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-
-    async fn channel(&self) -> Channel {
-        Endpoint::from_shared(self.place.clone())
-            .unwrap()
-            .connect()
-            .await
-            .unwrap()
-    }
+async fn channel(server: &Server) -> Channel {
+    let endpoint = Endpoint::from_shared(server.place.clone()).unwrap();
+    endpoint.connect().await.unwrap()
 }
 
 fn run<T>(body: impl Future<Output = T>) -> T {
@@ -102,9 +70,9 @@ fn a_killed_server_loses_nothing_that_was_acknowledged_and_repeats_nothing() {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut acknowledged = 0;
     for round in 0..8 {
-        let server = Server::start(directory.path());
+        let server = Server::start(&directory.path().join("store"));
         run(async {
-            let channel = server.channel().await;
+            let channel = channel(&server).await;
             if round == 0 {
                 let map = CreateMapRequest {
                     map: "orders".into(),
@@ -142,9 +110,9 @@ fn a_killed_server_loses_nothing_that_was_acknowledged_and_repeats_nothing() {
             killer.join().unwrap();
         });
     }
-    let server = Server::start(directory.path());
+    let server = Server::start(&directory.path().join("store"));
     run(async {
-        let channel = server.channel().await;
+        let channel = channel(&server).await;
         let last = TransactionsClient::new(channel.clone())
             .commit(place_order(acknowledged))
             .await;
@@ -190,9 +158,9 @@ fn a_killed_server_loses_nothing_that_was_acknowledged_and_repeats_nothing() {
 fn a_terminated_server_ends_in_good_order_and_frees_the_store() {
     let directory = tempfile::tempdir().unwrap();
     for _ in 0..2 {
-        let mut server = Server::start(directory.path());
+        let mut server = Server::start(&directory.path().join("store"));
         run(async {
-            let channel = server.channel().await;
+            let channel = channel(&server).await;
             let topic = CreateTopicRequest {
                 topic: "t".into(),
                 if_missing: true,

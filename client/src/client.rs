@@ -1,16 +1,18 @@
-//! The client: its settings, and the calls on maps and topics as a whole.
+//! The client: its settings, the calls on maps and topics as a whole, and those on the store.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use duramen_proto::v1::admin_client::AdminClient;
 use duramen_proto::v1::maps_client::MapsClient;
 use duramen_proto::v1::topics_client::TopicsClient;
 use duramen_proto::v1::transactions_client::TransactionsClient;
 use duramen_proto::v1::watch_client::WatchClient;
 use duramen_proto::v1::{
-    Acknowledge, ConfigureMapRequest, CreateMapRequest, CreateTopicRequest, DropMapRequest, KeepChanges,
-    ListMapsRequest, ListTopicsRequest, RenameMapRequest, TopicOptions,
+    Acknowledge, CheckRequest, CheckResponse, CompactRequest, CompactResponse, ConfigureMapRequest, CopyRequest,
+    CopyResponse, CreateMapRequest, CreateTopicRequest, DropMapRequest, KeepChanges, ListMapsRequest,
+    ListTopicsRequest, RenameMapRequest, StatisticsRequest, StatisticsResponse, TopicOptions,
 };
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint};
@@ -279,6 +281,43 @@ impl Client {
         Ok(self.read(request, send!(topics.list_topics)).await?.topics)
     }
 
+    /// Says what the server is and what its store holds.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn statistics(&self) -> Result<StatisticsResponse> {
+        self.read(StatisticsRequest::default(), send!(admin.statistics)).await
+    }
+
+    /// Reads the whole store and reports damage. The deadline must suffice for all of it; see [`Builder::deadline`].
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn check(&self) -> Result<CheckResponse> {
+        self.read(CheckRequest::default(), send!(admin.check)).await
+    }
+
+    /// Makes the files of the store as small as their contents allow. The deadline must suffice for all of it; see
+    /// [`Builder::deadline`].
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn compact(&self) -> Result<CompactResponse> {
+        // The contents stay as they are, so a repeated call does no harm.
+        self.read(CompactRequest::default(), send!(admin.compact)).await
+    }
+
+    /// Makes a consistent copy of the store, in the directory that the server's setting `copy_dir` names. The deadline must
+    /// suffice for all of it; see [`Builder::deadline`]. The call is not repeated once the client has sent it.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when a copy has the name; `FailedPrecondition` when the server makes no copies; `UnknownOutcome` when
+    /// the answer did not arrive: then the copy may come into being.
+    pub async fn copy(&self, name: &str) -> Result<CopyResponse> {
+        let request = CopyRequest { name: name.into() };
+        self.pool.call(Effect::WriteOnce, request, send!(admin.copy)).await
+    }
+
     pub(crate) fn options(&self) -> &WriteOptions {
         &self.options
     }
@@ -336,6 +375,12 @@ fn authorization(token: &str) -> Result<AsciiMetadataValue> {
     })?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+pub(crate) fn admin(channel: Channel) -> AdminClient<Channel> {
+    AdminClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
 pub(crate) fn maps(channel: Channel) -> MapsClient<Channel> {

@@ -70,7 +70,7 @@
 //! options       options of writes, ranges of keys, messages
 //! tls           the PEM files of a client, and an encrypted endpoint
 //! call          one call: pooled connections, deadline, retries
-//! client        Client, and the calls on maps and topics as a whole
+//! client        Client, the calls on maps and topics as a whole, and those on the store
 //! parts         long values, in parts
 //! map           reads and writes of one map
 //! publisher     the pipelined stream of messages to one topic
@@ -105,10 +105,12 @@ mod transaction;
 
 pub use client::{Builder, Client};
 pub use duramen_proto::v1::{
-    Acknowledge, DescribeTopicResponse as TopicDescription, GroupDescription, KeepChanges, Pair, TopicOptions,
+    Acknowledge, CheckResponse as CheckReport, CompactResponse as Compaction, CopyResponse as Copied,
+    DescribeTopicResponse as TopicDescription, GroupDescription, KeepChanges, Pair, PendingMessage,
+    RedriveResponse as Redriven, StatisticsResponse as Statistics, TopicOptions,
 };
 pub use error::{Error, ErrorKind, Result};
-pub use group::{Group, GroupOptions};
+pub use group::{Fetched, Group, GroupOptions};
 pub use map::{Map, Page, PageToken, Pairs};
 pub use member::{Deliveries, Delivery, Member, MemberOptions};
 pub use options::{Keys, Message, Range, Start, WriteOptions};

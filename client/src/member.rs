@@ -143,7 +143,7 @@ impl Member {
     }
 }
 
-fn delivery(delivered: Delivered) -> Option<Delivery> {
+pub(crate) fn delivery(delivered: Delivered) -> Option<Delivery> {
     let message = delivered.message?.into();
     let tries = delivered.tries;
     Some(Delivery { message, tries })

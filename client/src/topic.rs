@@ -1,8 +1,8 @@
 //! The calls on one topic.
 
 use duramen_proto::v1::{
-    ConfigureTopicRequest, DeleteTopicRequest, DescribeTopicRequest, DescribeTopicResponse, PublishBatchRequest,
-    PublishRequest, TopicOptions,
+    ConfigureTopicRequest, DeleteTopicRequest, DescribeTopicRequest, DescribeTopicResponse, GroupDescription,
+    ListGroupsRequest, PublishBatchRequest, PublishRequest, TopicOptions,
 };
 
 use crate::client::{Client, send};
@@ -92,6 +92,18 @@ impl Topic {
             topic: self.name.clone(),
             name: name.into(),
         }
+    }
+
+    /// Describes the groups and durable subscriptions of the topic, in the order of their names.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such topic.
+    pub async fn groups(&self) -> Result<Vec<GroupDescription>> {
+        let request = ListGroupsRequest {
+            topic: self.name.clone(),
+            ..ListGroupsRequest::default()
+        };
+        Ok(self.client.read(request, send!(topics.list_groups)).await?.groups)
     }
 
     /// Describes the topic.

@@ -255,6 +255,26 @@ fn a_transaction_changes_maps_and_topics_in_one_commit_or_not_at_all() {
 }
 
 #[test]
+fn a_store_is_described_checked_compacted_and_copied() {
+    let directory = tempfile::tempdir().unwrap();
+    let copies = directory.path().join("copies").display().to_string();
+    let server = serve_on(directory.path(), "127.0.0.1:0", &[("copy_dir", &copies)]);
+    run(async {
+        let client = client(&server);
+        client.create_map("m").await.unwrap();
+        client.map("m").put("k", "v").await.unwrap();
+        let statistics = client.statistics().await.unwrap();
+        let map = &statistics.maps[0];
+        assert_eq!((&map.map[..], map.pairs), ("m", 1));
+        assert!(client.compact().await.unwrap().bytes_after > 0);
+        assert!(client.check().await.unwrap().problems.is_empty());
+        assert_eq!(client.copy("one").await.unwrap().pairs, 1);
+        assert_eq!(client.copy("one").await.unwrap_err().kind, ErrorKind::AlreadyExists);
+    });
+    server.stop().unwrap();
+}
+
+#[test]
 fn long_values_come_and_go_in_parts() {
     let directory = tempfile::tempdir().unwrap();
     let server = serve(directory.path());

@@ -57,7 +57,7 @@ fn a_member_settles_what_it_receives() {
         );
         let described = group.describe().await.unwrap();
         assert_eq!((described.acknowledged, described.pending, described.lag), (3, 0, 0));
-        assert_eq!(group.redrive(0).await.unwrap(), 1);
+        assert_eq!(group.redrive(0).await.unwrap().delivered, 1);
         let back = member.receive().await.unwrap().unwrap();
         assert_eq!(back.messages()[0].message.offset, 1);
         back.release().await.unwrap();
@@ -187,6 +187,32 @@ fn every_message_takes_effect_once_while_connections_and_servers_end() {
             let packed = client.map("packed").get(format!("{offset:03}")).await.unwrap();
             assert_eq!(packed.as_deref(), Some(&1_i64.to_be_bytes()[..]), "message {offset}");
         }
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_fetch_leases_messages_without_a_session() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    run(async {
+        let client = client(&server);
+        prepare(&client, GroupOptions::new(), 3).await;
+        let group = client.topic("orders").group("packers");
+        let some = group.fetch("worker", 2, Duration::ZERO).await.unwrap().unwrap();
+        let offsets = some.messages().iter().map(|delivery| delivery.message.offset);
+        assert!(offsets.eq([0, 1]));
+        let pending = group.pending(0).await.unwrap();
+        assert_eq!(pending.len(), 2);
+        assert_eq!((&pending[0].member[..], pending[0].tries), ("worker", 1));
+        some.acknowledge().await.unwrap();
+        let rest = group.fetch("worker", 0, Duration::ZERO).await.unwrap().unwrap();
+        assert!(group.fetch("worker", 0, Duration::ZERO).await.unwrap().is_none());
+        rest.release().await.unwrap();
+        let again = group.fetch("worker", 0, Duration::ZERO).await.unwrap().unwrap();
+        assert_eq!((again.messages()[0].message.offset, again.messages()[0].tries), (2, 1));
+        let described = client.topic("orders").groups().await.unwrap();
+        assert_eq!((&described[0].group[..], described[0].pending), ("packers", 1));
     });
     server.stop().unwrap();
 }

@@ -1,14 +1,14 @@
 //! Shared code of the commands that change an object by name: maps, topics, groups.
 
-use duramen::Store;
 use serde_json::Value;
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
+use crate::place::Place;
 
-/// Closes the store. With `--json` it prints what was done; otherwise success prints nothing.
-pub fn finish(store: Store, done: &Value, output: &mut Output) -> Outcome {
-    store.close()?;
+/// Closes the place. With `--json` it prints what was done; otherwise success prints nothing.
+pub fn finish(place: Place, done: &Value, output: &mut Output) -> Outcome {
+    place.close()?;
     if output.is_json {
         output.json(done)?;
     }

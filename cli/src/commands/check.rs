@@ -1,12 +1,11 @@
 //! `duramen check`: reads and verifies everything in a store.
 
 use clap::Args;
-use duramen::CheckReport;
 use serde_json::json;
 
 use crate::exit::{Exit, Outcome};
-use crate::opening::StoreArguments;
 use crate::output::Output;
+use crate::place::{Place, PlaceArguments};
 use crate::progress::Meter;
 use crate::text::counted;
 
@@ -25,27 +24,34 @@ opened. It changes nothing.";
 #[command(after_help = EXAMPLES)]
 pub struct Check {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
 }
 
 impl Check {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let store = self.store.open_to_read()?;
-        let mut meter = Meter::new("checking", "pages");
-        let report = store.check(&mut |progress| meter.update(progress.done, progress.total))?;
-        drop(meter);
+        let place = self.place.with_patience(self.place.open_to_read()?)?;
+        let (problems, pairs, read) = match &place {
+            Place::Directory(store) => {
+                let mut meter = Meter::new("checking", "pages");
+                let report = store.check(&mut |progress| meter.update(progress.done, progress.total))?;
+                (report.problems, report.pairs, Some((report.pages, report.records)))
+            }
+            Place::Server(server) => {
+                let report = server.wait(server.client.check())?;
+                (report.problems, report.pairs, None)
+            }
+        };
         if output.is_json {
-            output.json(&json!({
-                "sound": report.problems.is_empty(),
-                "problems": report.problems,
-                "pages": report.pages,
-                "pairs": report.pairs,
-                "records": report.records,
-            }))?;
+            let mut object = json!({"sound": problems.is_empty(), "problems": problems, "pairs": pairs});
+            if let Some((pages, records)) = read {
+                object["pages"] = json!(pages);
+                object["records"] = json!(records);
+            }
+            output.json(&object)?;
         } else {
-            print(&report, output)?;
+            print(&problems, pairs, read, output)?;
         }
-        Ok(if report.problems.is_empty() {
+        Ok(if problems.is_empty() {
             Exit::Done
         } else {
             Exit::NotFound
@@ -53,18 +59,22 @@ impl Check {
     }
 }
 
-fn print(report: &CheckReport, output: &mut Output) -> Outcome<()> {
-    for problem in &report.problems {
+/// Prints the report. A server does not tell the numbers of pages and log records that it read.
+fn print(problems: &[String], pairs: u64, read: Option<(u64, u64)>, output: &mut Output) -> Outcome<()> {
+    for problem in problems {
         output.line(problem)?;
     }
-    let verdict = match report.problems.len() as u64 {
+    let verdict = match problems.len() as u64 {
         0 => "sound".to_string(),
         found => counted(found, "problem"),
     };
-    output.line(format_args!(
-        "{verdict}: read {} with {}, and {}",
-        counted(report.pages, "page"),
-        counted(report.pairs, "pair"),
-        counted(report.records, "log record"),
-    ))
+    let pairs = counted(pairs, "pair");
+    match read {
+        Some((pages, records)) => output.line(format_args!(
+            "{verdict}: read {} with {pairs}, and {}",
+            counted(pages, "page"),
+            counted(records, "log record"),
+        )),
+        None => output.line(format_args!("{verdict}: read {pairs}")),
+    }
 }

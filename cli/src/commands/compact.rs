@@ -4,8 +4,8 @@ use clap::Args;
 use serde_json::json;
 
 use crate::exit::{Exit, Outcome};
-use crate::opening::StoreArguments;
 use crate::output::{Output, say};
+use crate::place::{Place, PlaceArguments};
 use crate::progress::Meter;
 use crate::text::bytes;
 
@@ -23,17 +23,24 @@ copy of the data meanwhile. Killed half way, it loses nothing.";
 #[command(after_help = EXAMPLES)]
 pub struct Compact {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
 }
 
 impl Compact {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let store = self.store.open_to_write()?;
-        let mut meter = Meter::new("compacting", "pairs");
-        let compaction = store.compact(&mut |progress| meter.update(progress.done, progress.total))?;
-        drop(meter);
-        store.close()?;
-        let (before, after) = (compaction.bytes_before, compaction.bytes_after);
+        let place = self.place.with_patience(self.place.open_to_write()?)?;
+        let (before, after) = match &place {
+            Place::Directory(store) => {
+                let mut meter = Meter::new("compacting", "pairs");
+                let compaction = store.compact(&mut |progress| meter.update(progress.done, progress.total))?;
+                (compaction.bytes_before, compaction.bytes_after)
+            }
+            Place::Server(server) => {
+                let compaction = server.wait(server.client.compact())?;
+                (compaction.bytes_before, compaction.bytes_after)
+            }
+        };
+        place.close()?;
         if output.is_json {
             output.json(&json!({"bytes_before": before, "bytes_after": after}))?;
         } else {

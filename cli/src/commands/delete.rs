@@ -5,8 +5,9 @@ use duramen::{Map, Store};
 use serde_json::json;
 
 use crate::exit::{Exit, Outcome};
-use crate::opening::{KeyRange, MapArguments, NotationArguments, RangeArguments, StoreArguments};
+use crate::opening::{KeyRange, MapArguments, NotationArguments, RangeArguments};
 use crate::output::{Output, say};
+use crate::place::{Place, PlaceArguments, Server};
 use crate::text::counted;
 
 const EXAMPLES: &str = r"Examples:
@@ -23,7 +24,7 @@ Exit code 1 when the key was not there, or nothing lay in the range.";
 #[command(after_help = EXAMPLES)]
 pub struct Delete {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
 
     /// The key
     #[arg(
@@ -48,14 +49,23 @@ impl Delete {
         let notation = self.notation.notation();
         let key = self.key.as_ref().map(|key| notation.parse("key", key)).transpose()?;
         let range = self.range.range(notation)?;
-        let store = self.store.open_to_write()?;
-        let map = self.map.existing(&store)?;
-        let deleted = match &key {
-            Some(key) => delete_key(&store, &map, key)?,
-            None => delete_range(&store, &map, &range)?,
+        let place = self.place.open_to_write()?;
+        let (name, deleted) = match &place {
+            Place::Directory(store) => {
+                let map = self.map.existing(store)?;
+                let deleted = match &key {
+                    Some(key) => delete_key(store, &map, key)?,
+                    None => delete_range(store, &map, &range)?,
+                };
+                (map.name().to_string(), deleted)
+            }
+            Place::Server(server) => {
+                let map = self.map.on(server)?;
+                let deleted = delete_on(server, &map, key.as_deref(), &range)?;
+                (map, deleted)
+            }
         };
-        let name = map.name().to_string();
-        store.close()?;
+        place.close()?;
         self.report(output, &name, deleted)
     }
 
@@ -84,6 +94,23 @@ fn delete_range(store: &Store, map: &Map, range: &KeyRange) -> Outcome<u64> {
         let count = tx.count(map, range.bounds())?;
         if count > 0 {
             tx.delete_range(map, range.bounds())?;
+        }
+        Ok(count)
+    })
+}
+
+fn delete_on(server: &Server, name: &str, key: Option<&[u8]>, range: &KeyRange) -> Outcome<u64> {
+    let client = &server.client;
+    server.wait(async {
+        if let Some(key) = key {
+            let delete = client.transaction().if_exists(name, key).delete(name, key);
+            return Ok(delete.commit().await?.succeeded as u64);
+        }
+        // The count is of the moment before: other clients may write meanwhile.
+        let map = client.map(name);
+        let count = map.count(range.keys()).await?;
+        if count > 0 {
+            map.delete_range(range.keys()).await?;
         }
         Ok(count)
     })

@@ -6,8 +6,9 @@ use clap::Args;
 use serde_json::json;
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::opening::{MapArguments, NotationArguments, StoreArguments};
+use crate::opening::{MapArguments, NotationArguments};
 use crate::output::{Output, say};
+use crate::place::{Place, PlaceArguments};
 
 const EXAMPLES: &str = r"Examples:
   Print a value:
@@ -17,6 +18,8 @@ const EXAMPLES: &str = r"Examples:
     $ duramen get shop 757365720007 --map users --hex
   Write a value to a file exactly as it is:
     $ duramen get shop logo --map files --raw > logo.png
+  From a server:
+    $ duramen get --server unix:duramen.sock apples --map stock
 
 Exit code 1 when the key is not there.";
 
@@ -25,7 +28,7 @@ Exit code 1 when the key is not there.";
 #[command(after_help = EXAMPLES)]
 pub struct Get {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
 
     /// The key
     #[arg(allow_negative_numbers = true)]
@@ -44,29 +47,44 @@ pub struct Get {
 
 impl Get {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let notation = self.notation.notation();
-        let key = notation.parse("key", &self.key)?;
-        let store = self.store.open_to_read()?;
-        let map = self.map.existing(&store)?;
-        let snapshot = store.snapshot()?;
-        if self.raw {
-            let Some(mut value) = snapshot.stream(&map, &key)? else {
-                return self.missing(map.name());
-            };
-            copy_out(&mut value, output)?;
-            return Ok(Exit::Done);
+        let key = self.notation.notation().parse("key", &self.key)?;
+        match self.place.open_to_read()? {
+            Place::Directory(store) => {
+                let map = self.map.existing(&store)?;
+                let snapshot = store.snapshot()?;
+                if !self.raw {
+                    return self.print(map.name(), snapshot.get(&map, &key)?.as_deref(), output);
+                }
+                let Some(mut value) = snapshot.stream(&map, &key)? else {
+                    return self.missing(map.name());
+                };
+                copy_out(&mut value, output)?;
+                Ok(Exit::Done)
+            }
+            Place::Server(server) => {
+                let map = self.map.on(&server)?;
+                let value = server.wait(server.client.map(&map).get(&key))?;
+                self.print(&map, value.as_deref(), output)
+            }
         }
-        let value = snapshot.get(&map, &key)?;
+    }
+
+    fn print(&self, map: &str, value: Option<&[u8]>, output: &mut Output) -> Outcome {
+        let notation = self.notation.notation();
         if output.is_json {
-            let text = value.as_ref().map(|value| notation.show(value));
-            output.json(&json!({"map": map.name(), "key": self.key, "found": value.is_some(), "value": text}))?;
+            let text = value.map(|value| notation.show(value));
+            output.json(&json!({"map": map, "key": self.key, "found": value.is_some(), "value": text}))?;
             return Ok(if value.is_some() { Exit::Done } else { Exit::NotFound });
         }
         let Some(value) = value else {
-            return self.missing(map.name());
+            return self.missing(map);
         };
-        notation.write(output, &value)?;
-        output.write_all(b"\n")?;
+        if self.raw {
+            output.write_all(value)?;
+        } else {
+            notation.write(output, value)?;
+            output.write_all(b"\n")?;
+        }
         Ok(Exit::Done)
     }
 

@@ -9,15 +9,17 @@ use duramen::topic::{
     Topics,
 };
 use duramen::{Durability, Store};
+use duramen_client::PendingMessage;
 use serde_json::{Value, json};
 
 use super::changes::finish;
-use super::subscribe::{durable_pattern, is_pattern};
+use super::subscribe::{durable_pattern, is_pattern, start_on};
 use super::topics::existing;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::limit::{Limit, count_limit, seconds, time};
 use crate::opening::StoreArguments;
 use crate::output::Output;
+use crate::place::{Place, PlaceArguments, Server};
 
 const EXAMPLES: &str = r"Examples:
   All groups of the store, and what they have to do; those of one topic, with their settings:
@@ -31,7 +33,9 @@ const EXAMPLES: &str = r"Examples:
     $ duramen groups pause shop sales packers
     $ duramen groups resume shop sales packers
     $ duramen groups reset shop sales packers beginning
-    $ duramen groups delete shop sales billing";
+    $ duramen groups delete shop sales billing
+  Those of a server, which tells of topics and not of patterns:
+    $ duramen groups --server unix:duramen.sock sales";
 
 const CREATE_EXAMPLES: &str = r"Examples:
   Five tries of a minute each, and then to a topic of your choice; or tries without end, of what is new:
@@ -80,13 +84,13 @@ const DELETE_EXAMPLES: &str = r"Examples:
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Groups {
     #[command(flatten)]
-    store: Option<StoreArguments>,
+    place: Option<PlaceArguments>,
 
     /// The topic; without it, the groups of all topics are listed, and the groups and durable subscriptions over patterns
     topic: Option<String>,
 
     /// Print the settings of each group as well
-    #[arg(long, conflicts_with = "pending")]
+    #[arg(long, conflicts_with_all = ["pending", "server"])]
     describe: bool,
 
     /// Print the messages that this group has not settled instead
@@ -101,7 +105,7 @@ pub struct Groups {
 #[derive(Args, Debug)]
 struct GroupArguments {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
     /// The topic, or the pattern of the group
     topic: String,
     /// The group
@@ -199,6 +203,32 @@ impl Delivers {
         }
         Ok(options)
     }
+
+    /// Returns the options of a new group of a server.
+    fn on_server(self) -> Outcome<duramen_client::GroupOptions> {
+        if self.synced.is_some() {
+            let message = "a server does not take --synced";
+            return Err(Failure::wrong_call(message).hint("give it with the directory of the store"));
+        }
+        let mut made = duramen_client::GroupOptions::new();
+        let (key, headers) = (self.filter_key.clone(), self.filter_header.clone());
+        let options = self.changed(GroupOptions::new())?;
+        made = made.lease(options.lease).in_flight(options.in_flight);
+        made = made.tries(options.tries.unwrap_or(0)).back_off(&options.back_off);
+        match options.dead_letters {
+            DeadLetters::Topic(topic) => made = made.dead_letters(topic),
+            DeadLetters::Discard => made = made.discard_dead_letters(),
+            _ => {}
+        }
+        if options.order_by_key {
+            made = made.order_by_key();
+        }
+        if let Some(key) = key {
+            made = made.filter_key(key);
+        }
+        let headers = headers.into_iter();
+        Ok(headers.fold(made, |made, (name, value)| made.filter_header(name, value)))
+    }
 }
 
 #[derive(Subcommand, Debug)]
@@ -218,7 +248,11 @@ enum Change {
     #[command(after_help = CONFIGURE_EXAMPLES)]
     Configure {
         #[command(flatten)]
-        group: GroupArguments,
+        store: StoreArguments,
+        /// The topic, or the pattern of the group
+        topic: String,
+        /// The group
+        group: String,
         #[command(flatten)]
         delivers: Delivers,
     },
@@ -256,17 +290,24 @@ const COLUMNS: [&str; 7] = ["TOPIC", "GROUP", "KIND", "ACKNOWLEDGED", "PENDING",
 
 impl Groups {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let (store, topic) = match (self.change, self.store, self.topic) {
+        let (place, topic) = match (self.change, self.place, self.topic) {
             (Some(change), ..) => return change.run(output),
-            (None, Some(store), topic) => (store.open_to_read()?, topic),
+            (None, Some(place), topic) => (place.open_to_read()?, topic),
             (None, None, _) => return Err(Failure::wrong_call("name a store: `duramen groups DIR [TOPIC]`")),
+        };
+        let store = match place {
+            Place::Directory(store) => store,
+            Place::Server(server) => return list_on(&server, topic, self.pending.as_deref(), output),
         };
         let Some(topic) = topic else {
             return list_all(&store, self.describe, output);
         };
         let topic = existing(&store, &topic)?;
         match self.pending {
-            Some(group) => list_pending(&topic, &group, output)?,
+            Some(group) => {
+                let pending = topic.existing_group(&group)?.pending()?;
+                list_pending(pending.into_iter().map(of_store).collect(), output)?;
+            }
             None => list(&[topic], Vec::new(), self.describe, output)?,
         }
         Ok(Exit::Done)
@@ -282,7 +323,7 @@ fn list(topics: &[Topic], more: Vec<Vec<String>>, describes: bool, output: &mut 
                 output.json(&object(topic, &group))?;
                 continue;
             }
-            let mut row = row(topic, &group);
+            let mut row = Listed::of(topic, &group).row();
             row.extend(describes.then(|| settings(group.options.as_ref())));
             rows.push(row);
         }
@@ -296,8 +337,52 @@ fn list(topics: &[Topic], more: Vec<Vec<String>>, describes: bool, output: &mut 
     output.table(&columns, &rows)
 }
 
-fn list_pending(topic: &Topic, group: &str, output: &mut Output) -> Outcome<()> {
-    let pending = topic.existing_group(group)?.pending()?;
+/// Lists the groups of one topic or of all topics of a server, or what is pending in a group. A server does not tell of
+/// patterns.
+fn list_on(server: &Server, topic: Option<String>, pending: Option<&str>, output: &mut Output) -> Outcome {
+    let topics = match (topic, pending) {
+        (Some(topic), Some(group)) => {
+            const MOST: u32 = 10_000;
+            let pending = server.wait(server.group(&topic, group)?.pending(MOST))?;
+            list_pending(pending, output)?;
+            return Ok(Exit::Done);
+        }
+        (Some(topic), None) => vec![topic],
+        (None, _) => server.wait(server.client.list_topics())?,
+    };
+    let mut rows = Vec::new();
+    for topic in topics {
+        for group in server.wait(server.topic(&topic)?.groups())? {
+            let listed = Listed {
+                topic: &topic,
+                name: &group.group,
+                kind: kind(group.group_options.is_some(), group.paused),
+                is_paused: group.paused,
+                next: group.next_offset,
+                counts: [group.acknowledged, group.pending, group.lag, group.skipped],
+            };
+            match output.is_json {
+                true => output.json(&listed.object())?,
+                false => rows.push(listed.row()),
+            }
+        }
+    }
+    output.table(&COLUMNS, &rows)?;
+    Ok(Exit::Done)
+}
+
+/// Returns a pending message in the form of the client of a server.
+fn of_store(pending: Pending) -> PendingMessage {
+    PendingMessage {
+        offset: pending.offset,
+        tries: pending.tries,
+        until_ms: pending.until.map(millis),
+        member: pending.member.unwrap_or_default(),
+        error: pending.error.unwrap_or_default(),
+    }
+}
+
+fn list_pending(pending: Vec<PendingMessage>, output: &mut Output) -> Outcome<()> {
     if output.is_json {
         return pending
             .iter()
@@ -307,18 +392,57 @@ fn list_pending(topic: &Topic, group: &str, output: &mut Output) -> Outcome<()> 
     output.table(&["OFFSET", "TRIES", "MEMBER", "ERROR"], &rows)
 }
 
-fn kind(group: &GroupDescription) -> &'static str {
-    match (&group.options, group.is_paused) {
-        (None, _) => "durable",
-        (Some(_), true) => "paused",
-        (Some(_), false) => "group",
+/// What a store and a server tell of a group.
+struct Listed<'g> {
+    topic: &'g str,
+    name: &'g str,
+    kind: &'static str,
+    is_paused: bool,
+    next: u64,
+    /// Acknowledged, pending, lag, skipped.
+    counts: [u64; 4],
+}
+
+impl<'g> Listed<'g> {
+    fn of(topic: &'g Topic, group: &'g GroupDescription) -> Listed<'g> {
+        Listed {
+            topic: topic.name(),
+            name: &group.name,
+            kind: kind(group.options.is_some(), group.is_paused),
+            is_paused: group.is_paused,
+            next: group.next,
+            counts: [group.acknowledged, group.pending, group.lag, group.skipped],
+        }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let names = [self.topic, self.name, self.kind].map(String::from);
+        let counts = self.counts.map(|count| count.to_string());
+        names.into_iter().chain(counts).collect()
+    }
+
+    fn object(&self) -> Value {
+        let [acknowledged, pending, lag, skipped] = self.counts;
+        json!({
+            "topic": self.topic,
+            "group": self.name,
+            "kind": self.kind,
+            "paused": self.is_paused,
+            "acknowledged": acknowledged,
+            "next": self.next,
+            "pending": pending,
+            "lag": lag,
+            "skipped": skipped,
+        })
     }
 }
 
-fn row(topic: &Topic, group: &GroupDescription) -> Vec<String> {
-    let names = [topic.name(), &group.name, kind(group)].map(String::from);
-    let counts = [group.acknowledged, group.pending, group.lag, group.skipped];
-    names.into_iter().chain(counts.map(|count| count.to_string())).collect()
+fn kind(is_group: bool, is_paused: bool) -> &'static str {
+    match (is_group, is_paused) {
+        (false, _) => "durable",
+        (true, true) => "paused",
+        (true, false) => "group",
+    }
 }
 
 /// Formats the delivery settings as command-line options.
@@ -377,122 +501,146 @@ fn settings_object(options: &GroupOptions, whose: &str) -> Value {
 fn object(topic: &Topic, group: &GroupDescription) -> Value {
     let settings = group.options.as_ref();
     let settings = settings.map(|options| settings_object(options, topic.name()));
-    json!({
-        "topic": topic.name(),
-        "group": group.name,
-        "kind": kind(group),
-        "paused": group.is_paused,
-        "acknowledged": group.acknowledged,
-        "next": group.next,
-        "pending": group.pending,
-        "lag": group.lag,
-        "skipped": group.skipped,
-        "oldest_millis": group.oldest.map(millis),
-        "settings": settings,
-    })
+    let mut object = Listed::of(topic, group).object();
+    object["oldest_millis"] = json!(group.oldest.map(millis));
+    object["settings"] = json!(settings);
+    object
 }
 
-fn pending_row(pending: &Pending) -> Vec<String> {
-    let who = pending.member.as_deref().unwrap_or("-");
-    let why = pending.error.as_deref().unwrap_or("");
-    vec![
-        pending.offset.to_string(),
-        pending.tries.to_string(),
-        who.into(),
-        why.into(),
-    ]
+fn pending_row(pending: &PendingMessage) -> Vec<String> {
+    let who = given(&pending.member).unwrap_or("-");
+    let (offset, tries) = (pending.offset.to_string(), pending.tries.to_string());
+    vec![offset, tries, who.into(), pending.error.clone()]
+}
+
+fn given(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
 }
 
 /// Returns a time in milliseconds since 1970.
-fn millis(time: std::time::SystemTime) -> u64 {
+pub fn millis(time: std::time::SystemTime) -> u64 {
     let since = time.duration_since(std::time::SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-fn pending_object(pending: &Pending) -> Value {
+fn pending_object(pending: &PendingMessage) -> Value {
     json!({
         "offset": pending.offset,
         "tries": pending.tries,
-        "until_millis": pending.until.map(millis),
-        "member": pending.member,
-        "error": pending.error,
+        "until_millis": pending.until_ms,
+        "member": given(&pending.member),
+        "error": given(&pending.error),
     })
 }
 
 impl Change {
     fn run(self, output: &mut Output) -> Outcome {
-        let done = match &self {
-            Change::Create { group, .. } => json!({"created": group.group}),
-            Change::Configure { group, .. } => json!({"configured": group.group}),
-            Change::Pause { group } => json!({"paused": group.group}),
-            Change::Resume { group } => json!({"resumed": group.group}),
-            Change::Reset { group, .. } => json!({"reset": group.group}),
-            Change::Delete { group } => json!({"deleted": group.group}),
-        };
-        let store = match self {
+        let (place, done) = match self {
             Change::Create { group, from, delivers } => {
-                let store = group.store.open_to_write()?;
-                let options = delivers.changed(GroupOptions::new())?;
-                match is_pattern(&group.topic) {
-                    true => {
-                        let pattern = Pattern::new(&group.topic)?;
-                        Topics::open(&store)?.create_group(&pattern, &group.group, from, options)?;
-                    }
-                    false => {
-                        existing(&store, &group.topic)?.create_group(&group.group, from, options)?;
-                    }
-                }
-                store
+                let place = group.place.open_to_write()?;
+                create(&place, &group, from, delivers)?;
+                (place, json!({"created": group.group}))
             }
-            Change::Configure { group, delivers } => {
-                let store = group.store.open_to_write()?;
-                match Meant::find(&store, &group.topic, &group.group)? {
+            Change::Configure {
+                store,
+                topic,
+                group: name,
+                delivers,
+            } => {
+                let store = store.open_to_write()?;
+                match Meant::find(&store, &topic, &name)? {
                     Meant::Everywhere(group) => group.configure(delivers.changed(group.describe()?.options)?)?,
-                    Meant::InTopic(topic) => configure(&topic, &group.group, delivers)?,
+                    Meant::InTopic(topic) => configure(&topic, &name, delivers)?,
                 }
-                store
+                (Place::Directory(store), json!({"configured": name}))
             }
-            Change::Pause { group } => {
-                let store = group.store.open_to_write()?;
-                match Meant::find(&store, &group.topic, &group.group)? {
-                    Meant::Everywhere(group) => group.pause()?,
-                    Meant::InTopic(topic) => topic.existing_group(&group.group)?.pause()?,
-                }
-                store
-            }
-            Change::Resume { group } => {
-                let store = group.store.open_to_write()?;
-                match Meant::find(&store, &group.topic, &group.group)? {
-                    Meant::Everywhere(group) => group.resume()?,
-                    Meant::InTopic(topic) => topic.existing_group(&group.group)?.resume()?,
-                }
-                store
-            }
+            Change::Pause { group } => (pause(&group, true)?, json!({"paused": group.group})),
+            Change::Resume { group } => (pause(&group, false)?, json!({"resumed": group.group})),
             Change::Reset { group, to } => {
-                let store = group.store.open_to_write()?;
-                match durable_pattern(&store, &group.topic, &group.group)? {
-                    Some(durable) => durable.reset(to)?,
-                    None => match Meant::find(&store, &group.topic, &group.group)? {
-                        Meant::Everywhere(group) => group.reset(to)?,
-                        Meant::InTopic(topic) => reset(&topic, &group.group, to)?,
-                    },
+                let place = group.place.open_to_write()?;
+                match &place {
+                    Place::Directory(store) => reset(store, &group, to)?,
+                    Place::Server(server) => server.wait(group.on(server)?.reset(start_on(to)))?,
                 }
-                store
+                (place, json!({"reset": group.group}))
             }
             Change::Delete { group } => {
-                let store = group.store.open_to_write()?;
-                match durable_pattern(&store, &group.topic, &group.group)? {
-                    Some(durable) => durable.delete()?,
-                    None => match Meant::find(&store, &group.topic, &group.group)? {
-                        Meant::Everywhere(group) => group.delete()?,
-                        Meant::InTopic(topic) => topic.delete_group(&group.group)?,
-                    },
+                let place = group.place.open_to_write()?;
+                match &place {
+                    Place::Directory(store) => delete(store, &group)?,
+                    Place::Server(server) => server.wait(group.on(server)?.delete())?,
                 }
-                store
+                (place, json!({"deleted": group.group}))
             }
         };
-        finish(store, &done, output)
+        finish(place, &done, output)
     }
+}
+
+impl GroupArguments {
+    fn on(&self, server: &Server) -> Outcome<duramen_client::Group> {
+        server.group(&self.topic, &self.group)
+    }
+}
+
+fn create(place: &Place, group: &GroupArguments, from: Start, delivers: Delivers) -> Outcome<()> {
+    match place {
+        Place::Directory(store) => {
+            let options = delivers.changed(GroupOptions::new())?;
+            if is_pattern(&group.topic) {
+                let pattern = Pattern::new(&group.topic)?;
+                Topics::open(store)?.create_group(&pattern, &group.group, from, options)?;
+            } else {
+                existing(store, &group.topic)?.create_group(&group.group, from, options)?;
+            }
+        }
+        Place::Server(server) => {
+            let options = delivers.on_server()?;
+            if !server.wait(group.on(server)?.create(start_on(from), options))? {
+                let GroupArguments { topic, group, .. } = group;
+                let message = format!("the topic {topic:?} has a group named {group:?} already");
+                return Err(Failure::wrong_call(message));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Pauses a group, or lets it continue.
+fn pause(group: &GroupArguments, paused: bool) -> Outcome<Place> {
+    let place = group.place.open_to_write()?;
+    match &place {
+        Place::Directory(store) => match (Meant::find(store, &group.topic, &group.group)?, paused) {
+            (Meant::Everywhere(group), true) => group.pause()?,
+            (Meant::Everywhere(group), false) => group.resume()?,
+            (Meant::InTopic(topic), true) => topic.existing_group(&group.group)?.pause()?,
+            (Meant::InTopic(topic), false) => topic.existing_group(&group.group)?.resume()?,
+        },
+        Place::Server(server) => server.wait(group.on(server)?.pause(paused))?,
+    }
+    Ok(place)
+}
+
+fn reset(store: &Store, group: &GroupArguments, to: Start) -> Outcome<()> {
+    match durable_pattern(store, &group.topic, &group.group)? {
+        Some(durable) => durable.reset(to)?,
+        None => match Meant::find(store, &group.topic, &group.group)? {
+            Meant::Everywhere(group) => group.reset(to)?,
+            Meant::InTopic(topic) => reset_in(&topic, &group.group, to)?,
+        },
+    }
+    Ok(())
+}
+
+fn delete(store: &Store, group: &GroupArguments) -> Outcome<()> {
+    match durable_pattern(store, &group.topic, &group.group)? {
+        Some(durable) => durable.delete()?,
+        None => match Meant::find(store, &group.topic, &group.group)? {
+            Meant::Everywhere(group) => group.delete()?,
+            Meant::InTopic(topic) => topic.delete_group(&group.group)?,
+        },
+    }
+    Ok(())
 }
 
 /// The group that a command names.
@@ -523,7 +671,7 @@ impl Meant {
     }
 }
 
-fn reset(topic: &Topic, name: &str, to: Start) -> Outcome<()> {
+fn reset_in(topic: &Topic, name: &str, to: Start) -> Outcome<()> {
     match topic.existing_durable(name) {
         Ok(durable) => durable.reset(to)?,
         Err(error) if matches!(TopicError::of(&error), Some(TopicError::OtherKind { .. })) => {

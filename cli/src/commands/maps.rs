@@ -1,13 +1,14 @@
 //! `duramen maps`: lists maps; creates, renames and drops them.
 
 use clap::{Args, Subcommand};
-use duramen::{Options, Store};
+use duramen_client::Keys;
 use serde_json::json;
 
 use super::changes::{finish, refuse_unless};
 use crate::exit::{Exit, Failure, Outcome};
-use crate::opening::{StoreArguments, existing};
+use crate::opening::existing;
 use crate::output::Output;
+use crate::place::{Place, PlaceArguments};
 use crate::text::counted;
 
 const EXAMPLES: &str = r"Examples:
@@ -39,7 +40,7 @@ const DROP_EXAMPLES: &str = r"Examples:
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Maps {
     #[command(flatten)]
-    store: Option<StoreArguments>,
+    place: Option<PlaceArguments>,
 
     /// Print the number of pairs of each map as well
     #[arg(long)]
@@ -55,7 +56,7 @@ enum Change {
     #[command(after_help = CREATE_EXAMPLES)]
     Create {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
         /// Its name
         name: String,
     },
@@ -63,7 +64,7 @@ enum Change {
     #[command(after_help = RENAME_EXAMPLES)]
     Rename {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
         /// Its name now
         from: String,
         /// Its name from now on
@@ -73,7 +74,7 @@ enum Change {
     #[command(after_help = DROP_EXAMPLES)]
     Drop {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
         /// Its name
         name: String,
         /// Even if there are pairs in it
@@ -84,18 +85,32 @@ enum Change {
 
 impl Maps {
     pub fn run(self, output: &mut Output) -> Outcome {
-        match (self.change, self.store) {
+        match (self.change, self.place) {
             (Some(change), _) => change.run(output),
-            (None, Some(store)) => list(&store.open_to_read()?, self.count, output),
+            (None, Some(place)) => list(&place.open_to_read()?, self.count, output),
             (None, None) => Err(Failure::wrong_call("name the directory of a store: `duramen maps DIR`")),
         }
     }
 }
 
-fn list(store: &Store, with_count: bool, output: &mut Output) -> Outcome {
-    for name in store.maps().list()? {
+fn names(place: &Place) -> Outcome<Vec<String>> {
+    match place {
+        Place::Directory(store) => Ok(store.maps().list()?),
+        Place::Server(server) => server.wait(server.client.list_maps()),
+    }
+}
+
+fn count(place: &Place, map: &str) -> Outcome<u64> {
+    match place {
+        Place::Directory(store) => Ok(existing(store, map)?.count()?),
+        Place::Server(server) => server.wait(server.client.map(map).count(Keys::all())),
+    }
+}
+
+fn list(place: &Place, with_count: bool, output: &mut Output) -> Outcome {
+    for name in names(place)? {
         let pairs = match with_count {
-            true => Some(existing(store, &name)?.count()?),
+            true => Some(count(place, &name)?),
             false => None,
         };
         match (output.is_json, pairs) {
@@ -110,32 +125,57 @@ fn list(store: &Store, with_count: bool, output: &mut Output) -> Outcome {
 
 impl Change {
     fn run(self, output: &mut Output) -> Outcome {
-        let (store, done) = match self {
-            Change::Create { store, name } => {
-                let store = store.open_or_create(Options::new())?;
-                store.maps().create(&name)?;
-                (store, json!({"created": name}))
+        let (place, done) = match self {
+            Change::Create { place, name } => {
+                let place = place.open_or_create()?;
+                create(&place, &name)?;
+                (place, json!({"created": name}))
             }
-            Change::Rename { store, from, to } => {
-                let store = store.open_to_write()?;
-                existing(&store, &from)?;
-                store.maps().rename(&from, &to)?;
-                (store, json!({"renamed": from, "to": to}))
+            Change::Rename { place, from, to } => {
+                let place = place.open_to_write()?;
+                rename(&place, &from, &to)?;
+                (place, json!({"renamed": from, "to": to}))
             }
-            Change::Drop { store, name, force } => {
-                let store = store.open_to_write()?;
-                let pairs = drop_map(&store, &name, force)?;
-                (store, json!({"dropped": name, "pairs": pairs}))
+            Change::Drop { place, name, force } => {
+                let place = place.open_to_write()?;
+                let pairs = drop_map(&place, &name, force)?;
+                (place, json!({"dropped": name, "pairs": pairs}))
             }
         };
-        finish(store, &done, output)
+        finish(place, &done, output)
     }
 }
 
-fn drop_map(store: &Store, name: &str, force: bool) -> Outcome<u64> {
-    let pairs = existing(store, name)?.count()?;
+fn create(place: &Place, name: &str) -> Outcome<()> {
+    match place {
+        Place::Directory(store) => store.maps().create(name).map(drop)?,
+        Place::Server(server) => {
+            if !server.wait(server.client.create_map(name))? {
+                return Err(Failure::wrong_call(format!("there is a map named {name:?} already")));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn rename(place: &Place, from: &str, to: &str) -> Outcome<()> {
+    match place {
+        Place::Directory(store) => {
+            existing(store, from)?;
+            store.maps().rename(from, to)?;
+        }
+        Place::Server(server) => server.wait(server.client.rename_map(from, to))?,
+    }
+    Ok(())
+}
+
+fn drop_map(place: &Place, name: &str, force: bool) -> Outcome<u64> {
+    let pairs = count(place, name)?;
     let held = format!("the map {name:?} holds {}", counted(pairs, "pair"));
     refuse_unless(force || pairs == 0, &held, "drops")?;
-    store.maps().drop(name)?;
+    match place {
+        Place::Directory(store) => store.maps().drop(name)?,
+        Place::Server(server) => server.wait(server.client.drop_map(name))?,
+    }
     Ok(pairs)
 }

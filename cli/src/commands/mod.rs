@@ -28,6 +28,8 @@ mod tour;
 
 use clap::Subcommand;
 
+pub use subscribe::is_pattern;
+
 use crate::exit::Outcome;
 use crate::output::Output;
 

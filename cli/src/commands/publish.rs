@@ -1,18 +1,19 @@
 //! `duramen publish`: publishes messages, from the command line, a file, or the lines of standard input.
 
-use std::io::{self, BufRead, IsTerminal, Read};
+use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 use duramen::topic::{Message, Outcome as DuramenOutcome, Topic, TopicWrites, Topics};
-use duramen::{Durability, Options, VALUE_BYTES_MAX};
+use duramen::{Durability, Store, VALUE_BYTES_MAX};
 use serde_json::json;
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::limit::time;
-use crate::opening::{NotationArguments, StoreArguments};
+use crate::opening::NotationArguments;
 use crate::output::{Output, say};
+use crate::place::{Place, PlaceArguments, Server};
 use crate::text::counted;
 
 const EXAMPLES: &str = r"Examples:
@@ -32,14 +33,16 @@ const EXAMPLES: &str = r"Examples:
     $ duramen topics configure shop sales --message-expiry
     $ duramen publish shop sales 'plums at half price' --expires 60
   A message that is published in an hour:
-    $ duramen publish shop sales '5 reminders' --delay 3600";
+    $ duramen publish shop sales '5 reminders' --delay 3600
+  To a server:
+    $ duramen publish --server unix:duramen.sock sales '7 limes'";
 
 /// Publish messages; they survive power loss when the command ends
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Publish {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
 
     /// The topic
     topic: String,
@@ -74,7 +77,7 @@ pub struct Publish {
     header: Vec<(String, String)>,
 
     /// Give the message an id: it is published once within the time that --deduplicate-for of the topic says
-    #[arg(long, value_name = "ID", conflicts_with = "lines", allow_negative_numbers = true)]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["lines", "server"], allow_negative_numbers = true)]
     id: Option<String>,
 
     /// Let the messages expire so many seconds after they are published; the topic needs --message-expiry
@@ -83,7 +86,7 @@ pub struct Publish {
 
     /// Publish after so many seconds; prints the number of each delayed message. A process that has the store open then,
     /// such as a program that uses its topics, publishes it
-    #[arg(long, value_name = "SECONDS", value_parser = time, conflicts_with = "lines")]
+    #[arg(long, value_name = "SECONDS", value_parser = time, conflicts_with_all = ["lines", "server"])]
     delay: Option<Duration>,
 
     /// Make the store and the topic when they are missing
@@ -110,21 +113,55 @@ impl Publish {
                 "an id belongs to one message; publish them one by one",
             ));
         }
-        let store = match self.create {
-            true => self.store.open_or_create(Options::new())?,
-            false => self.store.open_to_write()?,
+        let place = match self.create {
+            true => self.place.open_or_create()?,
+            false => self.place.open_to_write()?,
         };
+        match &place {
+            Place::Directory(store) => self.publish(store, &payloads, key.as_deref(), output)?,
+            Place::Server(server) => self.publish_on(server, payloads, key.as_deref(), output)?,
+        }
+        place.close()?;
+        Ok(Exit::Done)
+    }
+
+    fn publish(&self, store: &Store, payloads: &[Vec<u8>], key: Option<&[u8]>, output: &mut Output) -> Outcome<()> {
         let topic = match self.create {
-            true => super::topics::created_when_missing(&Topics::open(&store)?, &self.topic)?,
-            false => super::topics::for_use(&store, &self.topic)?,
+            true => super::topics::created_when_missing(&Topics::open(store)?, &self.topic)?,
+            false => super::topics::for_use(store, &self.topic)?,
         };
         match (self.lines, self.delay) {
-            (true, _) => self.publish_lines(&topic, key.as_deref(), output)?,
-            (false, Some(delay)) => self.schedule(&topic, &payloads, key.as_deref(), delay, output)?,
-            (false, None) => self.publish_all(&topic, &payloads, key.as_deref(), output)?,
+            (true, _) => self.publish_lines(&topic, key, output),
+            (false, Some(delay)) => self.schedule(&topic, payloads, key, delay, output),
+            (false, None) => self.publish_all(&topic, payloads, key, output),
         }
-        store.close()?;
-        Ok(Exit::Done)
+    }
+
+    fn publish_on(
+        &self,
+        server: &Server,
+        payloads: Vec<Vec<u8>>,
+        key: Option<&[u8]>,
+        output: &mut Output,
+    ) -> Outcome<()> {
+        if self.create {
+            let created = server.client.create_topic(&self.topic, Default::default());
+            server.wait(async {
+                match created.await {
+                    // A topic that exists keeps its options.
+                    Err(error) if error.reason == "TOPIC_EXISTS" => Ok(()),
+                    created => created.map(drop),
+                }
+            })?;
+        }
+        let topic = server.client.topic(&self.topic);
+        if self.lines {
+            return self.publish_lines_on(server, &topic, key, output);
+        }
+        let count = payloads.len() as u64;
+        let messages = payloads.into_iter().map(|payload| self.dress_on(payload, key));
+        let first = server.wait(topic.publish_batch(messages))?;
+        self.report(first.unwrap_or(0), count, output)
     }
 
     /// Returns the messages to publish. Lines are not included; they are read as they arrive.
@@ -158,8 +195,12 @@ impl Publish {
             all => topic.publish_all(all.iter().map(|payload| self.dress(payload, key)))?,
         };
         let first = first.map_or(0, |published| published.offset);
+        self.report(first, payloads.len() as u64, output)
+    }
+
+    fn report(&self, first: u64, count: u64, output: &mut Output) -> Outcome<()> {
         if output.is_json {
-            for offset in first..first + payloads.len() as u64 {
+            for offset in first..first + count {
                 output.json(&json!({"topic": self.topic, "offset": offset}))?;
             }
         }
@@ -218,6 +259,18 @@ impl Publish {
         message
     }
 
+    fn dress_on(&self, payload: Vec<u8>, key: Option<&[u8]>) -> duramen_client::Message {
+        let mut message = duramen_client::Message::new(payload);
+        if let Some(key) = key {
+            message = message.key(key);
+        }
+        if let Some(time) = self.expires {
+            message = message.expires_after(time);
+        }
+        let headers = self.header.iter();
+        headers.fold(message, |message, (name, value)| message.header(name, value))
+    }
+
     /// Publishes lines as they arrive. The sync at the end makes all of them durable.
     fn publish_lines(&self, topic: &Topic, key: Option<&[u8]>, output: &mut Output) -> Outcome<()> {
         let topic = topic.with_durability(Durability::Written);
@@ -227,12 +280,51 @@ impl Publish {
             let line = line.map_err(|error| Failure::of_io("reading messages", &error))?;
             topic.publish(self.dress(&line, key))?;
             published += 1;
-            if let Some(rate) = self.rate.filter(|rate| *rate > 0) {
-                let due = Duration::from_secs_f64(published as f64 / f64::from(rate));
-                std::thread::sleep(due.saturating_sub(began.elapsed()));
-            }
+            self.wait_for_rate(began, published);
         }
         topic.topics().store().sync()?;
+        self.report_lines(published, output)
+    }
+
+    /// Publishes lines as they arrive, and waits for the server where no more have arrived.
+    fn publish_lines_on(
+        &self,
+        server: &Server,
+        topic: &duramen_client::Topic,
+        key: Option<&[u8]>,
+        output: &mut Output,
+    ) -> Outcome<()> {
+        let publisher = server.wait(topic.publisher())?;
+        let mut input = BufReader::new(io::stdin().lock());
+        let began = Instant::now();
+        let (mut published, mut tickets) = (0, Vec::new());
+        loop {
+            let mut line = Vec::new();
+            let read = input.read_until(b'\n', &mut line);
+            if read.map_err(|error| Failure::of_io("reading messages", &error))? == 0 {
+                break;
+            }
+            line.pop_if(|end| *end == b'\n');
+            tickets.push(server.wait(publisher.send(self.dress_on(line, key)))?);
+            published += 1;
+            if !input.buffer().contains(&b'\n') || self.rate.is_some() {
+                for ticket in tickets.drain(..) {
+                    server.wait(ticket)?;
+                }
+            }
+            self.wait_for_rate(began, published);
+        }
+        self.report_lines(published, output)
+    }
+
+    fn wait_for_rate(&self, began: Instant, published: u64) {
+        if let Some(rate) = self.rate.filter(|rate| *rate > 0) {
+            let due = Duration::from_secs_f64(published as f64 / f64::from(rate));
+            std::thread::sleep(due.saturating_sub(began.elapsed()));
+        }
+    }
+
+    fn report_lines(&self, published: u64, output: &mut Output) -> Outcome<()> {
         match output.is_json {
             true => output.json(&json!({"topic": self.topic, "published": published})),
             false => {

@@ -5,12 +5,13 @@ use std::io::{self, IsTerminal, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use duramen::{Map, Options, VALUE_BYTES_MAX};
+use duramen::VALUE_BYTES_MAX;
 use serde_json::json;
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::opening::{MapArguments, NotationArguments, StoreArguments};
-use crate::output::Output;
+use crate::opening::{MapArguments, NotationArguments};
+use crate::output::{Output, say};
+use crate::place::{Place, PlaceArguments, Server, is_unknown_map};
 
 const EXAMPLES: &str = r"Examples:
   Store a value; the store and the map are made when they are missing:
@@ -26,7 +27,7 @@ const EXAMPLES: &str = r"Examples:
 #[command(after_help = EXAMPLES)]
 pub struct Put {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
 
     /// The key
     #[arg(allow_negative_numbers = true)]
@@ -62,13 +63,23 @@ impl Put {
         let key = self.notation.notation().parse("key", &self.key)?;
         // Reads the source before it opens the store, so that a slow pipe blocks no other process.
         let mut source = self.source()?;
-        let store = self.store.open_or_create(Options::new())?;
-        let map = self.map.existing_or_new(&store)?;
-        put(&map, &key, &mut source)?;
+        let place = self.place.open_or_create()?;
+        let map = match &place {
+            Place::Directory(store) => {
+                let map = self.map.existing_or_new(store)?;
+                map.put_stream(&key, source.bytes, &mut *source.stream)?;
+                map.name().to_string()
+            }
+            Place::Server(server) => {
+                let map = self.map.on(server)?;
+                put(server, &map, &key, &mut source)?;
+                map
+            }
+        };
         if output.is_json {
-            output.json(&json!({"map": map.name(), "key": self.key, "bytes": source.bytes}))?;
+            output.json(&json!({"map": map, "key": self.key, "bytes": source.bytes}))?;
         }
-        store.close()?;
+        place.close()?;
         Ok(Exit::Done)
     }
 
@@ -87,9 +98,23 @@ impl Put {
     }
 }
 
-fn put(map: &Map, key: &[u8], source: &mut Source) -> Outcome<()> {
-    map.put_stream(key, source.bytes, &mut *source.stream)?;
-    Ok(())
+/// Stores the value on a server, and makes the map when it is missing.
+fn put(server: &Server, map: &str, key: &[u8], source: &mut Source) -> Outcome<()> {
+    let mut value = Vec::new();
+    let read = source.stream.read_to_end(&mut value);
+    read.map_err(|error| Failure::of_io("reading the value", &error))?;
+    let value = duramen_client::Bytes::from(value);
+    server.wait(async {
+        let handle = server.client.map(map);
+        match handle.put(key, value.clone()).await {
+            Err(error) if is_unknown_map(&error) => {}
+            done => return done,
+        }
+        if server.client.create_map(map).await? {
+            say(format_args!("made the map {map:?}"));
+        }
+        handle.put(key, value).await
+    })
 }
 
 fn of_file(path: &Path) -> Outcome<Source> {
@@ -107,7 +132,7 @@ fn of_file(path: &Path) -> Outcome<Source> {
 
 fn of_stdin() -> Outcome<Source> {
     if io::stdin().is_terminal() {
-        crate::output::say("reading the value from the terminal; end it with Ctrl-D");
+        say("reading the value from the terminal; end it with Ctrl-D");
     }
     spooled(io::stdin())
 }

@@ -5,8 +5,8 @@ use serde_json::json;
 
 use super::groups::Meant;
 use crate::exit::{Exit, Outcome};
-use crate::opening::StoreArguments;
 use crate::output::{Output, say};
+use crate::place::{Place, PlaceArguments};
 use crate::text::counted;
 
 const EXAMPLES: &str = r"Examples:
@@ -19,7 +19,7 @@ const EXAMPLES: &str = r"Examples:
 #[command(after_help = EXAMPLES)]
 pub struct Redrive {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
 
     /// The topic of the group, or its pattern
     topic: String,
@@ -34,19 +34,29 @@ pub struct Redrive {
 
 impl Redrive {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let store = self.store.open_to_write()?;
+        let place = self.place.open_to_write()?;
         let most = self.count.unwrap_or(u64::MAX);
-        let redriven = match Meant::find(&store, &self.topic, &self.group)? {
-            Meant::Everywhere(group) => group.redrive(most)?,
-            Meant::InTopic(topic) => topic.existing_group(&self.group)?.redrive(most)?,
+        let (delivered, gone) = match &place {
+            Place::Directory(store) => {
+                let redriven = match Meant::find(store, &self.topic, &self.group)? {
+                    Meant::Everywhere(group) => group.redrive(most)?,
+                    Meant::InTopic(topic) => topic.existing_group(&self.group)?.redrive(most)?,
+                };
+                (redriven.delivered, redriven.gone)
+            }
+            // The limit 0 stands for all there.
+            Place::Server(_) if most == 0 => (0, 0),
+            Place::Server(server) => {
+                let redriven = server.wait(server.group(&self.topic, &self.group)?.redrive(most))?;
+                (redriven.delivered, redriven.gone)
+            }
         };
-        store.close()?;
+        place.close()?;
         match output.is_json {
-            true => output.json(&json!({"delivered": redriven.delivered, "gone": redriven.gone}))?,
+            true => output.json(&json!({"delivered": delivered, "gone": gone}))?,
             false => say(format_args!(
-                "{} will be delivered again, {} no longer kept",
-                counted(redriven.delivered, "message"),
-                redriven.gone
+                "{} will be delivered again, {gone} no longer kept",
+                counted(delivered, "message"),
             )),
         }
         Ok(Exit::Done)

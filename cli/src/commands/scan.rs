@@ -3,12 +3,14 @@
 use std::io::Write;
 
 use clap::Args;
-use duramen::Cursor;
+use duramen::{Cursor, Store};
+use duramen_client::Range;
 use serde_json::json;
 
 use crate::exit::{Exit, Outcome};
-use crate::opening::{MapArguments, NotationArguments, RangeArguments, StoreArguments};
+use crate::opening::{KeyRange, MapArguments, NotationArguments, RangeArguments};
 use crate::output::Output;
+use crate::place::{Place, PlaceArguments, Server};
 use crate::text::Notation;
 
 const EXAMPLES: &str = r"Examples:
@@ -27,7 +29,7 @@ const EXAMPLES: &str = r"Examples:
 #[command(after_help = EXAMPLES)]
 pub struct Scan {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
 
     #[command(flatten)]
     map: MapArguments,
@@ -54,8 +56,36 @@ pub struct Scan {
 impl Scan {
     pub fn run(self, output: &mut Output) -> Outcome {
         let range = self.range.range(self.notation.notation())?;
-        let store = self.store.open_to_read()?;
-        let map = self.map.existing(&store)?;
+        match self.place.open_to_read()? {
+            Place::Directory(store) => self.scan(&store, &range, output),
+            Place::Server(server) => self.scan_on(&server, &range, output),
+        }
+    }
+
+    fn scan_on(&self, server: &Server, range: &KeyRange, output: &mut Output) -> Outcome {
+        let map = server.client.map(self.map.on(server)?);
+        // A range without a limit has the limit 0 there.
+        let mut range = Range::new(range.keys()).limit(self.limit.map_or(0, |limit| limit.max(1)));
+        if self.reverse {
+            range = range.reverse();
+        }
+        if self.keys_only {
+            range = range.keys_only();
+        }
+        let mut pairs = server.wait(map.range(range))?;
+        let mut left = self.limit.unwrap_or(u64::MAX);
+        while left > 0
+            && let Some(pair) = server.next(pairs.next())?
+        {
+            let value = (!self.keys_only).then_some(&pair.value[..]);
+            print(output, self.notation.notation(), &pair.key, value)?;
+            left -= 1;
+        }
+        Ok(Exit::Done)
+    }
+
+    fn scan(&self, store: &Store, range: &KeyRange, output: &mut Output) -> Outcome {
+        let map = self.map.existing(store)?;
         let snapshot = store.snapshot()?;
         let mut cursor = snapshot.range(&map, range.bounds())?;
         if self.reverse {

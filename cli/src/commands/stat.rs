@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::topics::{holder_object, holder_text};
 use crate::exit::{Exit, Outcome};
-use crate::opening::StoreArguments;
 use crate::output::Output;
+use crate::place::{Place, PlaceArguments};
 use crate::text::{bytes, counted, grouped};
 
 const EXAMPLES: &str = r#"Examples:
@@ -23,12 +23,18 @@ const EXAMPLES: &str = r#"Examples:
 #[command(after_help = EXAMPLES)]
 pub struct Stat {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
 }
 
 impl Stat {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let store = self.store.open_to_read()?;
+        let store = match self.place.open_to_read()? {
+            Place::Directory(store) => store,
+            Place::Server(server) => {
+                let statistics = server.wait(server.client.statistics())?;
+                return print_of_server(&statistics, output);
+            }
+        };
         let statistics = store.stat()?;
         let holders = match Topics::exist(&store)? {
             true => Topics::open(&store)?.holders()?,
@@ -37,7 +43,8 @@ impl Stat {
         if output.is_json {
             output.json(&to_json(&statistics, &holders))?;
         } else {
-            print_maps(&statistics, output)?;
+            let maps = statistics.maps.iter().map(|map| (&map.name[..], map.pairs));
+            print_maps(&maps.collect::<Vec<_>>(), output)?;
             print_figures(&statistics, output)?;
             print_processes(&statistics, output)?;
             print_holders(&holders, output)?;
@@ -46,17 +53,43 @@ impl Stat {
     }
 }
 
-fn print_maps(statistics: &Statistics, output: &mut Output) -> Outcome<()> {
-    let widest = statistics
-        .maps
-        .iter()
-        .map(|map| map.name.chars().count())
-        .max()
-        .unwrap_or(0);
-    output.line(format_args!("{}", counted(statistics.maps.len() as u64, "map")))?;
-    for map in &statistics.maps {
-        let name = &map.name;
-        output.line(format_args!("  {name:widest$}  {:>14}", counted(map.pairs, "pair")))?;
+/// Prints what a server tells of its store: not the pages, the processes, and what can block publishers.
+fn print_of_server(statistics: &duramen_client::Statistics, output: &mut Output) -> Outcome {
+    let maps = statistics.maps.iter().map(|map| (&map.map[..], map.pairs));
+    let maps: Vec<_> = maps.collect();
+    if output.is_json {
+        output.json(&json!({
+            "maps": maps_object(&maps),
+            "commit": statistics.newest_commit,
+            "synced_commit": statistics.synced_commit,
+            "data_bytes": statistics.data_bytes,
+            "log_bytes": statistics.log_bytes,
+            "unfolded_operations": statistics.unfolded_operations,
+        }))?;
+        return Ok(Exit::Done);
+    }
+    print_maps(&maps, output)?;
+    let figures = [
+        ("data file", bytes(statistics.data_bytes)),
+        ("log files", bytes(statistics.log_bytes)),
+        ("newest commit", grouped(statistics.newest_commit)),
+        ("newest synced", grouped(statistics.synced_commit)),
+        ("only in the log", counted(statistics.unfolded_operations, "operation")),
+    ];
+    print_lines(&figures, output)?;
+    Ok(Exit::Done)
+}
+
+fn maps_object(maps: &[(&str, u64)]) -> Vec<Value> {
+    let object = |(map, pairs): &(&str, u64)| json!({"map": map, "pairs": pairs});
+    maps.iter().map(object).collect()
+}
+
+fn print_maps(maps: &[(&str, u64)], output: &mut Output) -> Outcome<()> {
+    let widest = maps.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    output.line(format_args!("{}", counted(maps.len() as u64, "map")))?;
+    for (name, pairs) in maps {
+        output.line(format_args!("  {name:widest$}  {:>14}", counted(*pairs, "pair")))?;
     }
     Ok(())
 }
@@ -84,6 +117,10 @@ fn print_figures(statistics: &Statistics, output: &mut Output) -> Outcome<()> {
             ),
         ),
     ];
+    print_lines(&figures, output)
+}
+
+fn print_lines(figures: &[(&str, String)], output: &mut Output) -> Outcome<()> {
     for (name, figure) in figures {
         output.line(format_args!("{name:<18} {figure}"))?;
     }
@@ -135,11 +172,8 @@ fn counted_processes(count: u64) -> String {
 /// Formats the statistics as JSON. Contains only facts about the store on disk; counters of this short-lived process
 /// are not among them.
 fn to_json(statistics: &Statistics, holders: &[(String, Holder)]) -> Value {
-    let maps: Vec<Value> = statistics
-        .maps
-        .iter()
-        .map(|map| json!({"map": map.name, "pairs": map.pairs}))
-        .collect();
+    let maps = statistics.maps.iter().map(|map| (&map.name[..], map.pairs));
+    let maps = maps_object(&maps.collect::<Vec<_>>());
     let processes: Vec<Value> = others(statistics)
         .map(|process| {
             json!({

@@ -9,14 +9,16 @@ use duramen::topic::{
     Deliveries, DurablePattern, Messages, Pattern, Received, SlowPolicy, Start, SubscribeOptions, Topics,
 };
 use duramen::{Result, Store};
+use duramen_client::Start as StartOn;
 use serde_json::{Value, json};
 
-use super::groups::Meant;
+use super::groups::{Meant, millis};
 use super::topics::existing;
 use crate::exit::{Exit, Failure, Outcome};
-use crate::opening::{NotationArguments, StoreArguments};
+use crate::opening::NotationArguments;
 use crate::output::{Output, say};
-use crate::text::Notation;
+use crate::place::{Place, PlaceArguments, Server};
+use crate::text::{Notation, counted};
 
 const EXAMPLES: &str = r"Examples:
   Everything that a topic keeps; the last two messages; those from an offset on:
@@ -36,10 +38,14 @@ const EXAMPLES: &str = r"Examples:
     $ duramen subscribe shop sales --group packers --no-ack
   As a member of a group over a pattern:
     $ duramen groups create shop 'sales.*' shippers
-    $ duramen subscribe shop 'sales.*' --group shippers";
+    $ duramen subscribe shop 'sales.*' --group shippers
+  From a server, also while it restarts:
+    $ duramen subscribe --server unix:duramen.sock sales --follow --count 2";
 
 /// Maximum number of messages that a group member receives at once.
 const BATCH: usize = 1000;
+/// The name of this command as a member of a group.
+const MEMBER: &str = "duramen subscribe";
 /// How long one call waits for messages with `--follow`.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -48,7 +54,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[command(after_help = EXAMPLES, group(ArgGroup::new("reader").args(["durable", "group"])))]
 pub struct Subscribe {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
 
     /// The topic, or a pattern: `*` stands for one part of a name, `>` for all that follow
     topic: String,
@@ -68,7 +74,7 @@ pub struct Subscribe {
 
     /// Go on where the durable subscription of this name has come to, and acknowledge what is printed; it is made when it is
     /// missing
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with = "server")]
     durable: Option<String>,
 
     /// Take messages as a member of this group, and acknowledge each once it is printed
@@ -134,21 +140,31 @@ impl Subscribe {
     pub fn run(self, output: &mut Output) -> Outcome {
         // A process that opens the store only to read, and opens it first, keeps writers out. With `--follow`, no
         // message would ever arrive.
-        let store = match self.follow || self.group.is_some() || self.durable.is_some() {
-            true => self.store.open_to_write()?,
-            false => self.store.open_to_read()?,
+        let place = match self.follow || self.group.is_some() || self.durable.is_some() {
+            true => self.place.open_to_write()?,
+            false => self.place.open_to_read()?,
         };
+        match (&place, &self.group) {
+            (Place::Directory(store), _) => self.print_all(store, output)?,
+            (Place::Server(server), Some(group)) => self.take_on(server, group, output)?,
+            (Place::Server(server), None) => self.print_all_on(server, output)?,
+        }
+        place.close()?;
+        Ok(Exit::Done)
+    }
+
+    fn print_all(&self, store: &Store, output: &mut Output) -> Outcome<()> {
         let is_pattern = is_pattern(&self.topic);
         match (&self.group, &self.durable) {
-            (Some(group), _) => self.take(&store, group, output)?,
+            (Some(group), _) => self.take(store, group, output)?,
             (None, Some(name)) if is_pattern => {
-                let reader = self.durable_pattern(&store, name)?;
+                let reader = self.durable_pattern(store, name)?;
                 let mut subscription = reader.subscribe_with(passing_over())?;
                 let acknowledge = |messages: &Messages| reader.acknowledge(messages);
                 self.read(|patience| subscription.next_batch(patience), acknowledge, output)?;
             }
             (None, Some(name)) => {
-                let topic = existing(&store, &self.topic)?;
+                let topic = existing(store, &self.topic)?;
                 let reader = match self.no_ack {
                     true => topic.existing_durable(name)?,
                     false => topic.durable(name, self.from)?,
@@ -157,14 +173,54 @@ impl Subscribe {
                 let acknowledge = |messages: &Messages| reader.acknowledge_through(messages.offsets().end - 1);
                 self.read(|patience| subscription.next_batch(patience), acknowledge, output)?;
             }
-            (None, None) if is_pattern => self.read_all(&store, output)?,
+            (None, None) if is_pattern => self.read_all(store, output)?,
             (None, None) => {
-                let mut subscription = existing(&store, &self.topic)?.subscribe(self.from)?;
+                let mut subscription = existing(store, &self.topic)?.subscribe(self.from)?;
                 self.read(|patience| subscription.next_batch(patience), |_| Ok(()), output)?;
             }
         }
-        store.close()?;
-        Ok(Exit::Done)
+        Ok(())
+    }
+
+    fn print_all_on(&self, server: &Server, output: &mut Output) -> Outcome<()> {
+        let mut left = self.count.unwrap_or(u64::MAX);
+        if left == 0 {
+            return Ok(());
+        }
+        read_on(server, &self.topic, self.from, self.follow, |message| {
+            self.print(&Seen::on(&self.topic, message), output)?;
+            if self.follow {
+                output.flush()?;
+            }
+            left -= 1;
+            Ok(left > 0)
+        })
+    }
+
+    /// Prints what a group of a server delivers. Ends when there is no more; with `--follow` it never ends.
+    fn take_on(&self, server: &Server, group: &str, output: &mut Output) -> Outcome<()> {
+        let group = server.group(&self.topic, group)?;
+        let mut left = self.count.unwrap_or(u64::MAX);
+        let mut held = Vec::new();
+        while left > 0 {
+            let most = left.min(BATCH as u64);
+            let Some(fetched) = server.wait(group.fetch(MEMBER, most as u32, self.patience()))? else {
+                if self.follow {
+                    continue;
+                }
+                break;
+            };
+            for delivery in fetched.messages() {
+                self.print(&Seen::on(&self.topic, &delivery.message), output)?;
+            }
+            output.flush()?;
+            left -= fetched.messages().len() as u64;
+            match self.no_ack {
+                true => held.push(fetched),
+                false => server.wait(fetched.acknowledge())?,
+            }
+        }
+        held.iter().try_for_each(|fetched| server.wait(fetched.release()))
     }
 
     /// Opens the durable subscription. With `--no-ack`, it must exist already.
@@ -211,7 +267,7 @@ impl Subscribe {
                 ));
             }
             for message in messages.iter() {
-                self.print(&message, output)?;
+                self.print(&Seen::of(&message), output)?;
             }
             if self.follow || self.durable.is_some() {
                 // Flushes before it acknowledges, so that messages a closed pipe did not take stay unacknowledged.
@@ -226,14 +282,13 @@ impl Subscribe {
     }
 
     fn take(&self, store: &Store, group: &str, output: &mut Output) -> Outcome<()> {
-        const NAME: &str = "duramen subscribe";
         match Meant::find(store, &self.topic, group)? {
             Meant::Everywhere(group) => {
-                let mut member = group.member(NAME);
+                let mut member = group.member(MEMBER);
                 self.take_with(|most, patience| member.receive(most, patience), output)
             }
             Meant::InTopic(topic) => {
-                let mut member = topic.existing_group(group)?.member(NAME);
+                let mut member = topic.existing_group(group)?.member(MEMBER);
                 self.take_with(|most, patience| member.receive(most, patience), output)
             }
         }
@@ -255,7 +310,7 @@ impl Subscribe {
                 break;
             };
             for message in deliveries.messages().iter() {
-                self.print(&message, output)?;
+                self.print(&Seen::of(&message), output)?;
             }
             // Flushes before it acknowledges, so that messages a closed pipe did not take stay unacknowledged.
             output.flush()?;
@@ -274,28 +329,122 @@ impl Subscribe {
         }
     }
 
-    fn print(&self, message: &Received<'_>, output: &mut Output) -> Outcome<()> {
+    fn print(&self, message: &Seen<'_>, output: &mut Output) -> Outcome<()> {
         let notation = self.notation.notation();
-        let (offset, payload) = (message.offset(), notation.show(message.payload()));
-        match (output.is_json, message.topic() == self.topic) {
+        let (topic, offset, payload) = (message.topic, message.offset, notation.show(message.payload));
+        match (output.is_json, topic == self.topic) {
             (true, _) => output.json(&object(message, notation)),
             (false, true) => output.line(format_args!("{offset}\t{payload}")),
-            (false, false) => output.line(format_args!("{}\t{offset}\t{payload}", message.topic())),
+            (false, false) => output.line(format_args!("{topic}\t{offset}\t{payload}")),
+        }
+    }
+}
+
+/// Passes the messages of a topic of a server to `each` until it returns `false`. Without `follow` it ends at the end that
+/// the topic has now.
+pub fn read_on(
+    server: &Server,
+    topic: &str,
+    from: Start,
+    follow: bool,
+    mut each: impl FnMut(&duramen_client::Received) -> Outcome<bool>,
+) -> Outcome<()> {
+    let topic = server.topic(topic)?;
+    let (mut start, mut since, mut end) = (start_on(from), SystemTime::UNIX_EPOCH, None);
+    if !follow {
+        let described = server.wait(topic.describe())?;
+        let next = described.next_offset;
+        // A subscription tells of no end, so it must not begin where no message comes.
+        let is_at_end = match from {
+            // The server refuses it.
+            Start::Offset(offset) if offset > next => false,
+            Start::Offset(offset) if offset == next => true,
+            Start::Tail | Start::Last(0) => true,
+            _ => described.first_offset == next,
+        };
+        if is_at_end {
+            return Ok(());
+        }
+        if described.topic_options.is_some_and(|options| options.message_expiry) {
+            let message = "a server does not tell where messages that expire end";
+            return Err(Failure::wrong_call(message).hint("read them with --follow"));
+        }
+        if let Start::Time(time) = from {
+            (start, since) = (StartOn::Earliest, time);
+        }
+        end = Some(next);
+    }
+    let mut skipped = 0;
+    let mut subscription = server.wait(topic.subscribe(start))?;
+    while let Some(message) = server.next(subscription.next())? {
+        if subscription.skipped() > skipped {
+            let more = subscription.skipped() - skipped;
+            say(format_args!("{} no longer kept", counted(more, "message")));
+            skipped += more;
+        }
+        if message.time >= since && !each(&message)? || end.is_some_and(|end| message.offset + 1 >= end) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Returns a position in the form that the client of a server takes.
+pub fn start_on(start: Start) -> StartOn {
+    match start {
+        Start::Beginning => StartOn::Earliest,
+        Start::Offset(offset) => StartOn::Offset(offset),
+        Start::Last(count) => StartOn::Last(count),
+        Start::Time(time) => StartOn::Time(time),
+        _ => StartOn::Next,
+    }
+}
+
+/// A message of a store or of a server.
+struct Seen<'m> {
+    topic: &'m str,
+    offset: u64,
+    time: u64,
+    key: Option<&'m [u8]>,
+    headers: Vec<(&'m str, &'m [u8])>,
+    payload: &'m [u8],
+}
+
+impl<'m> Seen<'m> {
+    fn of(message: &'m Received<'_>) -> Seen<'m> {
+        Seen {
+            topic: message.topic(),
+            offset: message.offset(),
+            time: message.time_millis(),
+            key: message.key(),
+            headers: message.headers().collect(),
+            payload: message.payload(),
+        }
+    }
+
+    fn on(topic: &'m str, message: &'m duramen_client::Received) -> Seen<'m> {
+        let headers = message.headers.iter();
+        Seen {
+            topic,
+            offset: message.offset,
+            time: millis(message.time),
+            key: message.key.as_deref(),
+            headers: headers.map(|(name, value)| (&name[..], &value[..])).collect(),
+            payload: &message.payload,
         }
     }
 }
 
 /// Returns a message as JSON.
-pub fn object(message: &Received<'_>, notation: Notation) -> Value {
-    let headers = message
-        .headers()
-        .map(|(name, value)| json!([name, notation.show(value)]));
+fn object(message: &Seen<'_>, notation: Notation) -> Value {
+    let headers = message.headers.iter();
+    let headers = headers.map(|(name, value)| json!([name, notation.show(value)]));
     json!({
-        "topic": message.topic(),
-        "offset": message.offset(),
-        "time": message.time_millis(),
-        "key": message.key().map(|key| notation.show(key)),
+        "topic": message.topic,
+        "offset": message.offset,
+        "time": message.time,
+        "key": message.key.map(|key| notation.show(key)),
         "headers": headers.collect::<Vec<_>>(),
-        "payload": notation.show(message.payload()),
+        "payload": notation.show(message.payload),
     })
 }

@@ -12,6 +12,7 @@ use crate::exit::{Exit, Failure, Outcome};
 use crate::limit::{Limit, count_limit, seconds, time_limit};
 use crate::opening::StoreArguments;
 use crate::output::Output;
+use crate::place::{Place, PlaceArguments};
 use crate::text::counted;
 
 const EXAMPLES: &str = r"Examples:
@@ -55,10 +56,10 @@ const DELETE_EXAMPLES: &str = r"Examples:
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Topics {
     #[command(flatten)]
-    store: Option<StoreArguments>,
+    place: Option<PlaceArguments>,
 
     /// Print what each topic keeps as well: first offset, next offset, bytes, settings, and what holds back its publishers
-    #[arg(long)]
+    #[arg(long, conflicts_with = "server")]
     describe: bool,
 
     #[command(subcommand)]
@@ -106,7 +107,7 @@ enum Change {
     #[command(after_help = CREATE_EXAMPLES)]
     Create {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
         /// Its name: parts joined by dots
         name: String,
         #[command(flatten)]
@@ -135,7 +136,7 @@ enum Change {
     #[command(after_help = DELETE_EXAMPLES)]
     Delete {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
         /// Its name
         name: String,
         /// Even if there are messages in it
@@ -179,13 +180,35 @@ impl Keeps {
         }
         options
     }
+
+    /// Returns the options of a new topic of a server, which knows some of them.
+    fn on_server(&self) -> Outcome<duramen_client::TopicOptions> {
+        let is_beyond = self.drop_acknowledged.is_some()
+            || self.remember_publishers_for.is_some()
+            || self.protect_groups.is_some()
+            || self.discard_new.is_some()
+            || self.deduplicate_for.is_some();
+        if is_beyond {
+            let message =
+                "a server takes --keep-for, --keep-bytes, --keep-messages, --message-expiry and --latest-per-key";
+            return Err(Failure::wrong_call(message).hint("give the other options with the directory of the store"));
+        }
+        let options = self.changed(TopicOptions::new());
+        Ok(duramen_client::TopicOptions {
+            keep_for_ms: options.keep_for.map_or(0, |time| time.as_millis() as u64),
+            keep_bytes: options.keep_bytes.unwrap_or(0),
+            keep_messages: options.keep_messages.unwrap_or(0),
+            message_expiry: options.message_expiry,
+            latest_per_key: options.latest_per_key,
+        })
+    }
 }
 
 impl Topics {
     pub fn run(self, output: &mut Output) -> Outcome {
-        match (self.change, self.store) {
+        match (self.change, self.place) {
             (Some(change), _) => change.run(output),
-            (None, Some(store)) => list(&store.open_to_read()?, self.describe, output),
+            (None, Some(place)) => list(&place.open_to_read()?, self.describe, output),
             (None, None) => Err(Failure::wrong_call(
                 "name the directory of a store: `duramen topics DIR`",
             )),
@@ -193,16 +216,22 @@ impl Topics {
     }
 }
 
-fn list(store: &Store, describe: bool, output: &mut Output) -> Outcome {
-    if !TopicsOfStore::exist(store)? {
-        return Ok(Exit::Done);
-    }
-    let topics = TopicsOfStore::open(store)?;
-    for name in topics.list()? {
-        match (describe, output.is_json) {
-            (false, false) => output.line(&name)?,
-            (false, true) => output.json(&json!({"topic": name}))?,
-            (true, is_json) => {
+fn list(place: &Place, describe: bool, output: &mut Output) -> Outcome {
+    let (names, topics) = match place {
+        Place::Directory(store) => {
+            if !TopicsOfStore::exist(store)? {
+                return Ok(Exit::Done);
+            }
+            let topics = TopicsOfStore::open(store)?;
+            (topics.list()?, describe.then_some(topics))
+        }
+        Place::Server(server) => (server.wait(server.client.list_topics())?, None),
+    };
+    for name in names {
+        match (&topics, output.is_json) {
+            (None, false) => output.line(&name)?,
+            (None, true) => output.json(&json!({"topic": name}))?,
+            (Some(topics), is_json) => {
                 let topic = topics.topic(&name)?;
                 let (described, holders) = (topic.describe()?, topic.holders()?);
                 match is_json {
@@ -420,40 +449,67 @@ fn say_whether_created(store: &Store, output: &mut Output) -> Outcome {
 
 impl Change {
     fn run(self, output: &mut Output) -> Outcome {
-        let (store, done) = match self {
-            Change::Create { store, name, keeps } => {
-                let store = store.open_or_create(Options::new())?;
-                TopicsOfStore::open(&store)?.create(&name, keeps.changed(TopicOptions::new()))?;
-                (store, json!({"created": name}))
+        let (place, done) = match self {
+            Change::Create { place, name, keeps } => {
+                let place = place.open_or_create()?;
+                create(&place, &name, &keeps)?;
+                (place, json!({"created": name}))
             }
             Change::Configure { store, name, keeps } => {
                 let store = store.open_to_write()?;
                 let topic = existing(&store, &name)?;
                 topic.configure(keeps.changed(topic.describe()?.options))?;
                 let trimmed = topic.trim()?;
-                (store, json!({"configured": name, "trimmed": trimmed}))
+                (Place::Directory(store), json!({"configured": name, "trimmed": trimmed}))
             }
             Change::CreateOnUse { store, set: None } => return say_whether_created(&store.open_to_read()?, output),
             Change::CreateOnUse { store, set: Some(set) } => {
                 let store = store.open_or_create(Options::new())?;
                 TopicsOfStore::open(&store)?.create_on_use(set == "on")?;
-                (store, json!({"create_on_use": set == "on"}))
+                (Place::Directory(store), json!({"create_on_use": set == "on"}))
             }
-            Change::Delete { store, name, force } => {
-                let store = store.open_to_write()?;
-                let messages = delete(&store, &name, force)?;
-                (store, json!({"deleted": name, "messages": messages}))
+            Change::Delete { place, name, force } => {
+                let place = place.open_to_write()?;
+                let messages = delete(&place, &name, force)?;
+                (place, json!({"deleted": name, "messages": messages}))
             }
         };
-        finish(store, &done, output)
+        finish(place, &done, output)
     }
 }
 
-fn delete(store: &Store, name: &str, force: bool) -> Outcome<u64> {
-    let topic = existing(store, name)?;
-    let messages = topic.describe()?.messages();
+fn create(place: &Place, name: &str, keeps: &Keeps) -> Outcome<()> {
+    match place {
+        Place::Directory(store) => {
+            TopicsOfStore::open(store)?.create(name, keeps.changed(TopicOptions::new()))?;
+        }
+        Place::Server(server) => {
+            let options = keeps.on_server()?;
+            if !server.wait(server.client.create_topic(name, options))? {
+                return Err(Failure::wrong_call(format!("there is a topic named {name:?} already")));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn delete(place: &Place, name: &str, force: bool) -> Outcome<u64> {
+    let (first, next) = match place {
+        Place::Directory(store) => {
+            let described = existing(store, name)?.describe()?;
+            (described.first, described.next)
+        }
+        Place::Server(server) => {
+            let described = server.wait(server.client.topic(name).describe())?;
+            (described.first_offset, described.next_offset)
+        }
+    };
+    let messages = next - first;
     let held = format!("the topic {name:?} keeps {}", counted(messages, "message"));
     refuse_unless(force || messages == 0, &held, "deletes")?;
-    topic.topics().delete(name)?;
+    match place {
+        Place::Directory(store) => TopicsOfStore::open(store)?.delete(name)?,
+        Place::Server(server) => server.wait(server.client.topic(name).delete())?,
+    }
     Ok(messages)
 }

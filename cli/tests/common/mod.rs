@@ -2,9 +2,9 @@
 
 #![allow(dead_code, reason = "each suite uses some of it")]
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -110,6 +110,45 @@ impl Scratch {
             .arg(line)
             .output();
         Ended::of(output.expect("the shell runs"))
+    }
+}
+
+/// A server process, and the place where it listens. It is killed when it is dropped.
+pub struct Server {
+    pub process: Child,
+    pub place: String,
+}
+
+impl Server {
+    /// Starts a server of a store on a free port.
+    pub fn start(store: &Path) -> Server {
+        Server::start_with(store, &["--listen", "127.0.0.1:0"])
+    }
+
+    pub fn start_with(store: &Path, arguments: &[&str]) -> Server {
+        let mut process = Command::new(BINARY)
+            .args(["serve", "--json", "--data-dir"])
+            .arg(store)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        let mut line = String::new();
+        let stdout = process.stdout.as_mut().expect("asked for");
+        BufReader::new(stdout).read_line(&mut line).expect("a line");
+        let told: Value = serde_json::from_str(&line).expect("the server tells where it listens");
+        let place = told["listening"].as_str().or(told["unix"].as_str());
+        let place = place.expect("a place").to_string();
+        Server { process, place }
+    }
+
+    pub fn kill(self) {}
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 

@@ -1,0 +1,331 @@
+//! Commands work on a server as on a directory: equal output, and equal exit codes.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use common::{BINARY, Ended, Scratch, Server};
+use duramen_client::Client;
+
+/// The exit code of a command, its words, and the arguments after its directory.
+type Call<'a> = (i32, &'a [&'a str], &'a [&'a str]);
+
+fn call(scratch: &Scratch, place: &[&str], (_, words, rest): Call<'_>, input: &str) -> Ended {
+    scratch.run_with_input(&[words, place, rest].concat(), input.as_bytes())
+}
+
+/// Runs a command on a directory and on a server, and requires equal output. Times differ.
+fn both(scratch: &Scratch, directory: &str, server: &Server, command: Call<'_>, input: &str) -> Ended {
+    let near = call(scratch, &[directory], command, input);
+    let far = call(scratch, &["--server", &server.place], command, input);
+    let both = format!("{command:?}\n{}\n{}", near.stderr, far.stderr);
+    assert_eq!((near.code, far.code), (command.0, command.0), "{both}");
+    if command.1[0] == "subscribe" && command.2.contains(&"--json") {
+        let without_time = |ended: &Ended| {
+            let mut messages = ended.json();
+            messages.iter_mut().for_each(|message| message["time"] = 0.into());
+            messages
+        };
+        assert_eq!(without_time(&near), without_time(&far), "{both}");
+    } else {
+        assert_eq!(near.text(), far.text(), "{both}");
+    }
+    far
+}
+
+/// What changes a store, with its input. Some calls are refused.
+const CHANGES: &[(Call<'static>, &str)] = &[
+    ((0, &["maps", "create"], &["stock"]), ""),
+    ((2, &["maps", "create"], &["stock"]), ""),
+    ((0, &["maps", "create"], &["empty", "--json"]), ""),
+    ((0, &["maps", "rename"], &["empty", "other", "--json"]), ""),
+    ((2, &["maps", "rename"], &["missing", "other"]), ""),
+    ((0, &["put"], &["apples", "12", "--map", "stock"]), ""),
+    ((0, &["put"], &["pears", "-", "--map", "stock", "--json"]), "3\n"),
+    ((0, &["put"], &["ada", "x\\x00y", "--map", "users", "--json"]), ""),
+    ((0, &["put"], &["-1", "-2", "--map", "stock"]), ""),
+    ((2, &["put"], &["a", "b"]), ""),
+    ((0, &["delete"], &["pears", "--map", "stock"]), ""),
+    ((1, &["delete"], &["pears", "--map", "stock"]), ""),
+    ((1, &["delete"], &["pears", "--map", "stock", "--json"]), ""),
+    ((2, &["delete"], &["pears", "--map", "missing"]), ""),
+    ((0, &["put"], &["order/1", "one", "--map", "stock"]), ""),
+    ((0, &["put"], &["order/2", "two", "--map", "stock"]), ""),
+    (
+        (0, &["delete"], &["--prefix", "order/1", "--map", "stock", "--json"]),
+        "",
+    ),
+    (
+        (1, &["delete"], &["--prefix", "order/1", "--map", "stock", "--json"]),
+        "",
+    ),
+    ((2, &["maps", "drop"], &["stock"]), ""),
+    ((0, &["maps", "drop"], &["other", "--json"]), ""),
+    (
+        (
+            0,
+            &["topics", "create"],
+            &["sales", "--keep-messages", "1000", "--json"],
+        ),
+        "",
+    ),
+    ((2, &["topics", "create"], &["sales", "--keep-messages", "1000"]), ""),
+    ((2, &["topics", "create"], &["sales", "--keep-messages", "1001"]), ""),
+    ((0, &["topics", "create"], &["brief"]), ""),
+    ((0, &["topics", "delete"], &["brief", "--json"]), ""),
+    ((2, &["topics", "delete"], &["missing"]), ""),
+    ((0, &["publish"], &["sales", "1 apple", "2 pears", "--json"]), ""),
+    (
+        (0, &["publish"], &["sales", "--lines", "--json", "--key", "k"]),
+        "three\nfour\nfive",
+    ),
+    ((0, &["publish"], &["sales", "-", "--header", "a=b"]), "six"),
+    ((2, &["publish"], &["sales", "x", "--expires", "60"]), ""),
+    ((2, &["publish"], &["missing", "x"]), ""),
+    ((0, &["publish"], &["made", "x", "--create", "--json"]), ""),
+    ((0, &["publish"], &["sales", "seven", "--create", "--json"]), ""),
+    ((2, &["topics", "delete"], &["sales"]), ""),
+    (
+        (
+            0,
+            &["groups", "create"],
+            &["sales", "packers", "--tries", "1", "--json"],
+        ),
+        "",
+    ),
+    ((2, &["groups", "create"], &["sales", "packers", "--tries", "1"]), ""),
+    (
+        (
+            0,
+            &["groups", "create"],
+            &["sales", "late", "--from", "last:2", "--filter-header", "a=*"],
+        ),
+        "",
+    ),
+    ((2, &["groups", "create"], &["missing", "late"]), ""),
+    ((0, &["groups", "pause"], &["sales", "late", "--json"]), ""),
+    ((0, &["groups"], &["sales"]), ""),
+    ((0, &["groups", "resume"], &["sales", "late", "--json"]), ""),
+    ((2, &["groups", "resume"], &["sales", "missing"]), ""),
+    (
+        (0, &["subscribe"], &["sales", "--group", "packers", "--count", "2"]),
+        "",
+    ),
+    ((0, &["subscribe"], &["sales", "--group", "packers", "--no-ack"]), ""),
+    ((2, &["subscribe"], &["sales", "--group", "missing"]), ""),
+    ((0, &["subscribe"], &["sales", "--group", "late", "--json"]), ""),
+    ((0, &["groups"], &["sales"]), ""),
+    ((0, &["groups", "reset"], &["sales", "packers", "1", "--json"]), ""),
+    (
+        (0, &["subscribe"], &["sales", "--group", "packers", "--count", "1"]),
+        "",
+    ),
+    ((0, &["redrive"], &["sales", "packers", "--json"]), ""),
+    ((0, &["groups", "delete"], &["sales", "late", "--json"]), ""),
+    ((2, &["groups", "delete"], &["sales", "late"]), ""),
+];
+
+/// What reads a store.
+const READS: &[Call<'static>] = &[
+    (0, &["maps"], &[]),
+    (0, &["maps"], &["--json"]),
+    (0, &["maps"], &["--count"]),
+    (0, &["maps"], &["--count", "--json"]),
+    (0, &["get"], &["apples", "--map", "stock"]),
+    (0, &["get"], &["apples", "--map", "stock", "--json"]),
+    (0, &["get"], &["apples", "--map", "stock", "--raw"]),
+    (0, &["get"], &["616461", "--map", "users", "--hex"]),
+    (0, &["get"], &["-1", "--map", "stock"]),
+    (1, &["get"], &["missing", "--map", "stock"]),
+    (1, &["get"], &["missing", "--map", "stock", "--json"]),
+    (1, &["get"], &["missing", "--map", "stock", "--raw"]),
+    (2, &["get"], &["a", "--map", "missing"]),
+    (2, &["get"], &["a"]),
+    (0, &["scan"], &["--map", "stock"]),
+    (0, &["scan"], &["--map", "stock", "--json", "--reverse"]),
+    (0, &["scan"], &["--map", "stock", "--keys-only", "--limit", "1"]),
+    (0, &["scan"], &["--map", "stock", "--keys-only", "--json"]),
+    (0, &["scan"], &["--map", "stock", "--limit", "0"]),
+    (0, &["scan"], &["--map", "stock", "--prefix", "ap"]),
+    (0, &["scan"], &["--map", "stock", "--from", "b"]),
+    (0, &["scan"], &["--map", "stock", "--to", "b"]),
+    (0, &["scan"], &["--map", "stock", "--from", "a", "--to", "b"]),
+    (2, &["scan"], &["--map", "missing"]),
+    (0, &["topics"], &[]),
+    (0, &["topics"], &["--json"]),
+    (0, &["subscribe"], &["sales"]),
+    (0, &["subscribe"], &["sales", "--json"]),
+    (0, &["subscribe"], &["sales", "--from", "last:2", "--hex"]),
+    (0, &["subscribe"], &["sales", "--from", "2", "--count", "2"]),
+    (2, &["subscribe"], &["sales", "--from", "900"]),
+    (0, &["subscribe"], &["sales", "--from", "7"]),
+    (0, &["subscribe"], &["sales", "--from", "tail"]),
+    (0, &["subscribe"], &["sales", "--from", "time:1"]),
+    (0, &["subscribe"], &["sales", "--from", "time:9999999999"]),
+    (0, &["subscribe"], &["sales", "--count", "0"]),
+    (2, &["subscribe"], &["missing"]),
+    (0, &["groups"], &[]),
+    (0, &["groups"], &["sales"]),
+    (2, &["groups"], &["missing"]),
+    (0, &["groups"], &["sales", "--pending", "packers"]),
+    (0, &["groups"], &["sales", "--pending", "packers", "--json"]),
+    (2, &["groups"], &["sales", "--pending", "missing"]),
+    (0, &["dead-letters"], &["sales"]),
+    (2, &["dead-letters"], &["missing"]),
+];
+
+#[test]
+fn commands_do_on_a_server_what_they_do_on_a_directory() {
+    let scratch = Scratch::new();
+    let server = Server::start(&scratch.path("far"));
+    for (command, input) in CHANGES {
+        both(&scratch, "near", &server, *command, input);
+    }
+    for command in READS {
+        both(&scratch, "near", &server, *command, "");
+        // The store of the server is open in two processes then.
+        both(&scratch, "far", &server, *command, "");
+    }
+}
+
+#[test]
+fn dead_letters_come_from_a_server_too() {
+    let scratch = Scratch::new();
+    let server = Server::start(&scratch.path("shop"));
+    let at = ["--server", &server.place];
+    scratch.done(&["publish", at[0], at[1], "sales", "1 apple", "--create"]);
+    scratch.done(&["groups", "create", at[0], at[1], "sales", "packers"]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(async {
+        let group = Client::connect(&server.place).unwrap().topic("sales").group("packers");
+        let mut member = group.join("worker").await.unwrap();
+        let deliveries = member.receive().await.unwrap().unwrap();
+        deliveries.give_up(0, "broken box").await.unwrap();
+    });
+    for rest in [&["dead.sales"][..], &["dead.sales", "--json"]] {
+        let letters = both(&scratch, "shop", &server, (0, &["dead-letters"], rest), "");
+        assert!(letters.text().contains("broken box"), "{}", letters.text());
+    }
+    let redriven = call(
+        &scratch,
+        &["--server", &server.place],
+        (0, &["redrive"], &["sales", "packers", "--json"]),
+        "",
+    );
+    assert_eq!(redriven.json()[0]["delivered"], 1, "{}", redriven.stderr);
+}
+
+#[test]
+fn a_store_is_looked_after_through_its_server() {
+    let scratch = Scratch::new();
+    scratch.done(&["put", "shop", "apples", "12", "--map", "stock"]);
+    let server = Server::start(&scratch.path("shop"));
+    let at = ["--server", &server.place];
+    for command in ["stat", "check", "compact"] {
+        let near = scratch.done(&[command, "shop", "--json"]).json();
+        let far = scratch.done(&[&[command], &at[..], &["--json"]].concat()).json();
+        let far = far[0].as_object().unwrap();
+        assert!(!far.is_empty());
+        if command == "compact" {
+            assert!(far["bytes_after"].as_u64().unwrap() > 0);
+            continue;
+        }
+        // A server tells less.
+        for (name, value) in far {
+            assert_eq!(&near[0][name], value, "{command}: {name}");
+        }
+    }
+    assert!(scratch.done(&["stat", at[0], at[1]]).text().starts_with("1 map\n"));
+    assert!(scratch.done(&["check", at[0], at[1]]).text().starts_with("sound: read"));
+}
+
+#[test]
+fn a_subscriber_goes_on_when_the_server_comes_back() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("socket").display().to_string();
+    let start = || Server::start_with(&scratch.path("shop"), &["--listen", "", "--unix-socket", &socket]);
+    let server = start();
+    // A path is a place, also without `unix:`.
+    let at = ["--server", &socket];
+    scratch.done(&["publish", at[0], at[1], "sales", "one", "--create"]);
+    let mut subscriber = scratch
+        .command(BINARY)
+        .args(["subscribe", at[0], at[1], "sales", "--follow", "--count", "2"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(subscriber.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "0\tone");
+    server.kill();
+    let _server = start();
+    scratch.done(&["publish", at[0], at[1], "sales", "two"]);
+    assert_eq!(lines.next().unwrap().unwrap(), "1\ttwo");
+    assert!(subscriber.wait().unwrap().success());
+}
+
+#[test]
+fn errors_name_the_cause_and_the_cure() {
+    let scratch = Scratch::new();
+    scratch.done(&["maps", "create", "shop", "stock"]);
+    let created = scratch.done(&["token", "create", "ada", "--data-dir", "shop", "--allow", "read:*"]);
+    let token = created.text().lines().next().unwrap().to_string();
+    std::fs::write(scratch.path("token"), format!("{token}\n")).unwrap();
+    let server = Server::start(&scratch.path("shop"));
+    let at = |rest: &[&str]| scratch.run(&[&["maps", "--server", &server.place], rest].concat());
+
+    for given in [&[][..], &["--token", "dur_wrong"]] {
+        let refused = at(given);
+        assert_eq!(refused.code, 2);
+        assert!(
+            refused.stderr.contains("hint: give a valid token"),
+            "{}",
+            refused.stderr
+        );
+    }
+    for given in [["--token", &token], ["--token-file", "token"]] {
+        assert_eq!(at(&given).code, 0);
+    }
+    let refused = scratch.run(&[
+        "put",
+        "--server",
+        &server.place,
+        "k",
+        "v",
+        "--map",
+        "m",
+        "--token",
+        &token,
+    ]);
+    assert_eq!(refused.code, 2);
+    assert!(
+        refused.stderr.contains("hint: use a token with this permission"),
+        "{}",
+        refused.stderr
+    );
+    let unknown = scratch.run(&["get", "--server", &server.place, "k", "--map", "m", "--token", &token]);
+    assert_eq!(unknown.code, 2);
+    assert!(unknown.stderr.contains("lists the maps"), "{}", unknown.stderr);
+
+    // What needs the files, or what a server does not know.
+    for command in [
+        &["copy", "copied"][..],
+        &["topics", "--describe"],
+        &["topics", "configure", "sales"],
+        &["topics", "create", "sales", "--discard-new"],
+        &["subscribe", "sales", "--durable", "me"],
+        &["subscribe", "sales.*"],
+        &["publish", "sales", "x", "--id", "1"],
+        &["get", "shop", "k", "more"],
+    ] {
+        let refused = scratch.run(&[command, &["--server", &server.place, "--token", &token]].concat());
+        assert_eq!(refused.code, 2, "{command:?}: {}", refused.stderr);
+    }
+
+    let place = server.place.clone();
+    server.kill();
+    let absent = scratch.run(&["maps", "--server", &place]);
+    assert_eq!(absent.code, 3);
+    assert!(absent.stderr.contains("cannot connect"), "{}", absent.stderr);
+    assert!(absent.stderr.contains("hint: `duramen health"), "{}", absent.stderr);
+}

@@ -1,4 +1,4 @@
-// A shop on a Duramen server: publishing, a group, a transaction, and errors.
+// A shop on a Duramen server: publishing, a group, a transaction, a watch, and errors.
 //
 // Usage: go run . [HOST:PORT]
 //
@@ -46,6 +46,7 @@ type server struct {
 	maps         pb.MapsClient
 	topics       pb.TopicsClient
 	transactions pb.TransactionsClient
+	watch        pb.WatchClient
 }
 
 func main() {
@@ -73,6 +74,7 @@ func run(ctx context.Context, address string) error {
 		maps:         pb.NewMapsClient(conn),
 		topics:       pb.NewTopicsClient(conn),
 		transactions: pb.NewTransactionsClient(conn),
+		watch:        pb.NewWatchClient(conn),
 	}
 	if err := s.prepare(ctx); err != nil {
 		return fmt.Errorf("prepare: %w", err)
@@ -86,6 +88,9 @@ func run(ctx context.Context, address string) error {
 	}
 	if err := s.sell(ctx); err != nil {
 		return fmt.Errorf("sell: %w", err)
+	}
+	if err := s.followPrices(ctx); err != nil {
+		return fmt.Errorf("follow prices: %w", err)
 	}
 	if err := s.fail(ctx); err != nil {
 		return fmt.Errorf("fail: %w", err)
@@ -372,6 +377,93 @@ func (s *server) saleAt(ctx context.Context, offset uint64) (*pb.ReceivedMessage
 		return nil, err
 	}
 	return received.Messages[0], nil
+}
+
+// followPrices holds a copy of a map, and keeps it up to date. The watch is broken off and resumed, and misses nothing.
+func (s *server) followPrices(ctx context.Context) error {
+	// The map keeps its changes for a day.
+	_, err := s.maps.CreateMap(ctx, &pb.CreateMapRequest{
+		Map:         "prices",
+		KeepChanges: &pb.KeepChanges{AgeMs: uint64((24 * time.Hour).Milliseconds())},
+		Options:     once(),
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.setPrice(ctx, "30"); err != nil {
+		return err
+	}
+
+	// First come all pairs of the map, then its changes.
+	prices := make(map[string]string)
+	position, err := s.follow(ctx, prices, &pb.WatchRequest{
+		Map:   "prices",
+		Start: &pb.WatchRequest_Current{Current: true},
+	}, func(response *pb.WatchResponse) bool { return response.CurrentComplete })
+	if err != nil {
+		return err
+	}
+	if err := check(prices["apples"] == "30", "the copy has the price %q", prices["apples"]); err != nil {
+		return err
+	}
+
+	// What changes meanwhile comes when the watch goes on after its position.
+	price := rand.Text()
+	for _, price := range []string{"31", price} {
+		if err := s.setPrice(ctx, price); err != nil {
+			return err
+		}
+	}
+	position, err = s.follow(ctx, prices, &pb.WatchRequest{
+		Map:   "prices",
+		Start: &pb.WatchRequest_After{After: position},
+	}, func(*pb.WatchResponse) bool { return prices["apples"] == price })
+	if err != nil {
+		return err
+	}
+	fmt.Println("followed: the prices up to change", position)
+	return nil
+}
+
+// follow applies what a watch shows to a copy of the map, until a response ends it. It returns the position that the next
+// watch begins after.
+func (s *server) follow(ctx context.Context, prices map[string]string, request *pb.WatchRequest,
+	isEnd func(*pb.WatchResponse) bool) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	responses, err := s.watch.Watch(ctx, request)
+	if err != nil {
+		return 0, err
+	}
+	for {
+		response, err := responses.Recv()
+		if err != nil {
+			return 0, err
+		}
+		for _, pair := range response.Pairs {
+			prices[string(pair.Key)] = string(pair.Value)
+		}
+		for _, change := range response.Changes {
+			old := prices[string(change.Key)]
+			if err := check(string(change.OldValue) == old, "change %d has the old value %q", change.Number, change.OldValue); err != nil {
+				return 0, err
+			}
+			if change.NewValue == nil {
+				delete(prices, string(change.Key))
+				continue
+			}
+			prices[string(change.Key)] = string(change.NewValue)
+		}
+		if isEnd(response) {
+			return response.Position, nil
+		}
+	}
+}
+
+func (s *server) setPrice(ctx context.Context, price string) error {
+	request := &pb.PutRequest{Map: "prices", Key: []byte("apples"), Value: []byte(price), Options: once()}
+	_, err := s.maps.Put(ctx, request)
+	return err
 }
 
 // fail makes calls that the server refuses, and looks at the code and the reason.

@@ -1,4 +1,4 @@
-"""A shop on a Duramen server: publishing, a group, a transaction, and errors.
+"""A shop on a Duramen server: publishing, a group, a transaction, a watch, and errors.
 
 Usage: python shop.py [HOST:PORT]
 
@@ -21,6 +21,8 @@ from duramen.v1 import topics_pb2 as topics
 from duramen.v1 import topics_pb2_grpc
 from duramen.v1 import transactions_pb2 as transactions
 from duramen.v1 import transactions_pb2_grpc
+from duramen.v1 import watch_pb2 as watch
+from duramen.v1 import watch_pb2_grpc
 
 # The longest duration of a call with its retries, in seconds.
 TIMEOUT = 10
@@ -49,6 +51,7 @@ class Server:
         self.maps = maps_pb2_grpc.MapsStub(channel)
         self.topics = topics_pb2_grpc.TopicsStub(channel)
         self.transactions = transactions_pb2_grpc.TransactionsStub(channel)
+        self.watch = watch_pb2_grpc.WatchStub(channel)
 
 
 def once() -> common.WriteOptions:
@@ -203,6 +206,48 @@ def sell(server: Server) -> None:
     print(f"sold: {sale.payload.decode()}, announced at offset {sale.offset}")
 
 
+def follow_prices(server: Server) -> None:
+    """Holds a copy of a map, and keeps it up to date. The watch is broken off and resumed, and misses nothing."""
+    # The map keeps its changes for a day.
+    kept = maps.KeepChanges(age_ms=24 * 60 * 60 * 1000)
+    server.maps.CreateMap(maps.CreateMapRequest(map="prices", keep_changes=kept, options=once()), timeout=TIMEOUT)
+    set_price(server, b"apples", b"30")
+
+    copy: dict[bytes, bytes] = {}
+    # First come all pairs of the map, then its changes.
+    request = watch.WatchRequest(map="prices", current=True)
+    responses = server.watch.Watch(request, timeout=TIMEOUT)
+    for response in responses:
+        copy.update((pair.key, pair.value) for pair in response.pairs)
+        position = response.position
+        if response.current_complete:
+            break
+    responses.cancel()
+    check(copy[b"apples"] == b"30", "the copy has the pairs of the map")
+
+    # What changes meanwhile comes when the watch goes on after its position.
+    price = uuid.uuid4().hex.encode()
+    set_price(server, b"apples", b"31")
+    set_price(server, b"apples", price)
+    responses = server.watch.Watch(watch.WatchRequest(map="prices", after=position), timeout=TIMEOUT)
+    for response in responses:
+        for change in response.changes:
+            check(change.old_value == copy.get(change.key, b""), "a change has the value before it")
+            if change.HasField("new_value"):
+                copy[change.key] = change.new_value
+            else:
+                copy.pop(change.key, None)
+        position = response.position
+        if copy[b"apples"] == price:
+            break
+    responses.cancel()
+    print(f"followed: the prices up to change {position}")
+
+
+def set_price(server: Server, fruit: bytes, price: bytes) -> None:
+    server.maps.Put(maps.PutRequest(map="prices", key=fruit, value=price, options=once()), timeout=TIMEOUT)
+
+
 def reason_of(error: grpc.RpcError) -> str:
     """Returns the stable reason of an error of the server. An error of the connection has none."""
     status = rpc_status.from_call(error)
@@ -245,6 +290,7 @@ def main() -> None:
         prepare(server)
         pack(server, publish(server))
         sell(server)
+        follow_prices(server)
         fail(server)
     print("all as expected")
 

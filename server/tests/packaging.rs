@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use common::scrape::scrape;
 use common::serve_with;
-use duramen_server::FAMILIES;
+use duramen_server::{Config, FAMILIES, SETTINGS, variable};
 
 fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
@@ -117,4 +117,35 @@ fn the_guide_has_a_line_for_each_metric() {
         found, expected,
         "DURAMEN_UPDATE=1 cargo test -p duramen-server --test packaging writes the table"
     );
+}
+
+/// The settings that a file names as variables of the environment.
+fn named_settings(file: &str) -> Vec<String> {
+    let text = read(file);
+    let is_letter = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let words = text.split(|letter| !is_letter(letter));
+    words.filter(|word| word.starts_with("DURAMEN_")).map(String::from).collect()
+}
+
+#[test]
+fn the_unit_and_the_container_name_settings_that_there_are() {
+    let known: BTreeSet<_> = SETTINGS.iter().map(|setting| variable(setting.name)).collect();
+    for file in ["packaging/duramen.service", "packaging/Containerfile"] {
+        let named = named_settings(file);
+        assert!(named.len() >= 3, "{file}");
+        for name in named {
+            assert!(known.contains(&name), "{file} names {name}");
+        }
+    }
+}
+
+/// All addresses of a container are remote ones: the server does not listen there without a decision of its user.
+#[test]
+fn the_container_does_not_serve_plaintext_by_accident() {
+    let flags = [("data_dir", "store".to_string()), ("listen", "0.0.0.0:7420".to_string())];
+    let refused = Config::collect(&flags, None).unwrap_err().to_string();
+    assert!(refused.contains("allow_remote_plaintext"), "{refused}");
+    let text = read("packaging/Containerfile");
+    let environment: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    assert!(!environment.join("\n").contains("ALLOW_REMOTE_PLAINTEXT"));
 }

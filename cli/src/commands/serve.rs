@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Args, FromArgMatches, Subcommand, value_parser};
 use duramen_server::{Config, Origin, SETTINGS, ServeError, Setting, Signals};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tonic_health::pb::HealthCheckRequest;
@@ -108,10 +109,22 @@ pub struct Serve {
     settings: Settings,
 }
 
+/// Raises the limit of open files as far as the system permits: each connection is one, and the usual limit is 1,024.
+fn allow_many_connections() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // Where the system refuses, the server works with fewer connections.
+    let _ = setrlimit(Resource::Nofile, raised);
+}
+
 impl Serve {
     pub fn run(self, output: &mut Output) -> Outcome {
         let config = self.settings.collect()?;
         logging::start(&config);
+        allow_many_connections();
         let server = duramen_server::start(&config).map_err(failure)?;
         // Until here a signal ends the process at once, which loses nothing.
         let signals = Signals::listen().map_err(|error| Failure::of_io("listening to signals", &error))?;

@@ -437,6 +437,105 @@ func (x *CheckResponse) GetPairs() uint64 {
 	return 0
 }
 
+type CopyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the copy: letters, digits, `-`, `_` and `.`, at most 100, not beginning with a dot. No copy may have it yet.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyRequest) Reset() {
+	*x = CopyRequest{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyRequest) ProtoMessage() {}
+
+func (x *CopyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyRequest.ProtoReflect.Descriptor instead.
+func (*CopyRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *CopyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type CopyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Path of the copy, on the machine of the server.
+	Directory string `protobuf:"bytes,1,opt,name=directory,proto3" json:"directory,omitempty"`
+	// Number of pairs in the copy.
+	Pairs         uint64 `protobuf:"varint,2,opt,name=pairs,proto3" json:"pairs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyResponse) Reset() {
+	*x = CopyResponse{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyResponse) ProtoMessage() {}
+
+func (x *CopyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyResponse.ProtoReflect.Descriptor instead.
+func (*CopyResponse) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *CopyResponse) GetDirectory() string {
+	if x != nil {
+		return x.Directory
+	}
+	return ""
+}
+
+func (x *CopyResponse) GetPairs() uint64 {
+	if x != nil {
+		return x.Pairs
+	}
+	return 0
+}
+
 var File_duramen_v1_admin_proto protoreflect.FileDescriptor
 
 const file_duramen_v1_admin_proto_rawDesc = "" +
@@ -470,12 +569,18 @@ const file_duramen_v1_admin_proto_rawDesc = "" +
 	"\fCheckRequest\"A\n" +
 	"\rCheckResponse\x12\x1a\n" +
 	"\bproblems\x18\x01 \x03(\tR\bproblems\x12\x14\n" +
-	"\x05pairs\x18\x02 \x01(\x04R\x05pairs2\xd6\x01\n" +
+	"\x05pairs\x18\x02 \x01(\x04R\x05pairs\"!\n" +
+	"\vCopyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"B\n" +
+	"\fCopyResponse\x12\x1c\n" +
+	"\tdirectory\x18\x01 \x01(\tR\tdirectory\x12\x14\n" +
+	"\x05pairs\x18\x02 \x01(\x04R\x05pairs2\x91\x02\n" +
 	"\x05Admin\x12K\n" +
 	"\n" +
 	"Statistics\x12\x1d.duramen.v1.StatisticsRequest\x1a\x1e.duramen.v1.StatisticsResponse\x12B\n" +
 	"\aCompact\x12\x1a.duramen.v1.CompactRequest\x1a\x1b.duramen.v1.CompactResponse\x12<\n" +
-	"\x05Check\x12\x18.duramen.v1.CheckRequest\x1a\x19.duramen.v1.CheckResponseb\x06proto3"
+	"\x05Check\x12\x18.duramen.v1.CheckRequest\x1a\x19.duramen.v1.CheckResponse\x129\n" +
+	"\x04Copy\x12\x17.duramen.v1.CopyRequest\x1a\x18.duramen.v1.CopyResponseb\x06proto3"
 
 var (
 	file_duramen_v1_admin_proto_rawDescOnce sync.Once
@@ -489,7 +594,7 @@ func file_duramen_v1_admin_proto_rawDescGZIP() []byte {
 	return file_duramen_v1_admin_proto_rawDescData
 }
 
-var file_duramen_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_duramen_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_duramen_v1_admin_proto_goTypes = []any{
 	(*StatisticsRequest)(nil),  // 0: duramen.v1.StatisticsRequest
 	(*StatisticsResponse)(nil), // 1: duramen.v1.StatisticsResponse
@@ -498,17 +603,21 @@ var file_duramen_v1_admin_proto_goTypes = []any{
 	(*CompactResponse)(nil),    // 4: duramen.v1.CompactResponse
 	(*CheckRequest)(nil),       // 5: duramen.v1.CheckRequest
 	(*CheckResponse)(nil),      // 6: duramen.v1.CheckResponse
+	(*CopyRequest)(nil),        // 7: duramen.v1.CopyRequest
+	(*CopyResponse)(nil),       // 8: duramen.v1.CopyResponse
 }
 var file_duramen_v1_admin_proto_depIdxs = []int32{
 	2, // 0: duramen.v1.StatisticsResponse.maps:type_name -> duramen.v1.MapStatistics
 	0, // 1: duramen.v1.Admin.Statistics:input_type -> duramen.v1.StatisticsRequest
 	3, // 2: duramen.v1.Admin.Compact:input_type -> duramen.v1.CompactRequest
 	5, // 3: duramen.v1.Admin.Check:input_type -> duramen.v1.CheckRequest
-	1, // 4: duramen.v1.Admin.Statistics:output_type -> duramen.v1.StatisticsResponse
-	4, // 5: duramen.v1.Admin.Compact:output_type -> duramen.v1.CompactResponse
-	6, // 6: duramen.v1.Admin.Check:output_type -> duramen.v1.CheckResponse
-	4, // [4:7] is the sub-list for method output_type
-	1, // [1:4] is the sub-list for method input_type
+	7, // 4: duramen.v1.Admin.Copy:input_type -> duramen.v1.CopyRequest
+	1, // 5: duramen.v1.Admin.Statistics:output_type -> duramen.v1.StatisticsResponse
+	4, // 6: duramen.v1.Admin.Compact:output_type -> duramen.v1.CompactResponse
+	6, // 7: duramen.v1.Admin.Check:output_type -> duramen.v1.CheckResponse
+	8, // 8: duramen.v1.Admin.Copy:output_type -> duramen.v1.CopyResponse
+	5, // [5:9] is the sub-list for method output_type
+	1, // [1:5] is the sub-list for method input_type
 	1, // [1:1] is the sub-list for extension type_name
 	1, // [1:1] is the sub-list for extension extendee
 	0, // [0:1] is the sub-list for field type_name
@@ -525,7 +634,7 @@ func file_duramen_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_duramen_v1_admin_proto_rawDesc), len(file_duramen_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ const (
 	Admin_Statistics_FullMethodName = "/duramen.v1.Admin/Statistics"
 	Admin_Compact_FullMethodName    = "/duramen.v1.Admin/Compact"
 	Admin_Check_FullMethodName      = "/duramen.v1.Admin/Check"
+	Admin_Copy_FullMethodName       = "/duramen.v1.Admin/Copy"
 )
 
 // AdminClient is the client API for Admin service.
@@ -38,6 +39,9 @@ type AdminClient interface {
 	Compact(ctx context.Context, in *CompactRequest, opts ...grpc.CallOption) (*CompactResponse, error)
 	// Reads the whole store and reports damage.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
+	// Makes a consistent copy of the store, as it is at this moment, in the directory that the setting `copy_dir` names. The
+	// server goes on meanwhile. The copy is a store of its own.
+	Copy(ctx context.Context, in *CopyRequest, opts ...grpc.CallOption) (*CopyResponse, error)
 }
 
 type adminClient struct {
@@ -78,6 +82,16 @@ func (c *adminClient) Check(ctx context.Context, in *CheckRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *adminClient) Copy(ctx context.Context, in *CopyRequest, opts ...grpc.CallOption) (*CopyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CopyResponse)
+	err := c.cc.Invoke(ctx, Admin_Copy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -90,6 +104,9 @@ type AdminServer interface {
 	Compact(context.Context, *CompactRequest) (*CompactResponse, error)
 	// Reads the whole store and reports damage.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
+	// Makes a consistent copy of the store, as it is at this moment, in the directory that the setting `copy_dir` names. The
+	// server goes on meanwhile. The copy is a store of its own.
+	Copy(context.Context, *CopyRequest) (*CopyResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -108,6 +125,9 @@ func (UnimplementedAdminServer) Compact(context.Context, *CompactRequest) (*Comp
 }
 func (UnimplementedAdminServer) Check(context.Context, *CheckRequest) (*CheckResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Check not implemented")
+}
+func (UnimplementedAdminServer) Copy(context.Context, *CopyRequest) (*CopyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Copy not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -184,6 +204,24 @@ func _Admin_Check_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_Copy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CopyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Copy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Copy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Copy(ctx, req.(*CopyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -202,6 +240,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Check",
 			Handler:    _Admin_Check_Handler,
+		},
+		{
+			MethodName: "Copy",
+			Handler:    _Admin_Copy_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

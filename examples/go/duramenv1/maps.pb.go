@@ -28,6 +28,9 @@ type CreateMapRequest struct {
 	// Name of the map: 1 to 255 bytes of UTF-8.
 	Map     string        `protobuf:"bytes,1,opt,name=map,proto3" json:"map,omitempty"`
 	Options *WriteOptions `protobuf:"bytes,2,opt,name=options,proto3" json:"options,omitempty"`
+	// Makes the map keep its changes, for `Watch`. Programs that open the store themselves read such a map, and cannot
+	// write it: only the server writes it.
+	KeepChanges *KeepChanges `protobuf:"bytes,3,opt,name=keep_changes,json=keepChanges,proto3" json:"keep_changes,omitempty"`
 	// The space; empty: the default space, which is the only one today.
 	Space         string `protobuf:"bytes,15,opt,name=space,proto3" json:"space,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -74,6 +77,13 @@ func (x *CreateMapRequest) GetMap() string {
 func (x *CreateMapRequest) GetOptions() *WriteOptions {
 	if x != nil {
 		return x.Options
+	}
+	return nil
+}
+
+func (x *CreateMapRequest) GetKeepChanges() *KeepChanges {
+	if x != nil {
+		return x.KeepChanges
 	}
 	return nil
 }
@@ -130,6 +140,169 @@ func (x *CreateMapResponse) GetCreated() bool {
 	return false
 }
 
+// How long a map keeps its changes. Writes to the map remove the changes beyond these limits; the newest change is kept
+// in any case. Each change holds the old and the new value.
+type KeepChanges struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Changes are kept for so many milliseconds; 0: without limit.
+	AgeMs uint64 `protobuf:"varint,1,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// So many bytes of changes are kept; 0: without limit.
+	Bytes         uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepChanges) Reset() {
+	*x = KeepChanges{}
+	mi := &file_duramen_v1_maps_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepChanges) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepChanges) ProtoMessage() {}
+
+func (x *KeepChanges) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_maps_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepChanges.ProtoReflect.Descriptor instead.
+func (*KeepChanges) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *KeepChanges) GetAgeMs() uint64 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
+func (x *KeepChanges) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type ConfigureMapRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The map, which was created with `keep_changes`.
+	Map string `protobuf:"bytes,1,opt,name=map,proto3" json:"map,omitempty"`
+	// The new limits.
+	KeepChanges *KeepChanges  `protobuf:"bytes,2,opt,name=keep_changes,json=keepChanges,proto3" json:"keep_changes,omitempty"`
+	Options     *WriteOptions `protobuf:"bytes,3,opt,name=options,proto3" json:"options,omitempty"`
+	// The space; empty: the default space.
+	Space         string `protobuf:"bytes,15,opt,name=space,proto3" json:"space,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigureMapRequest) Reset() {
+	*x = ConfigureMapRequest{}
+	mi := &file_duramen_v1_maps_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigureMapRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigureMapRequest) ProtoMessage() {}
+
+func (x *ConfigureMapRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_maps_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigureMapRequest.ProtoReflect.Descriptor instead.
+func (*ConfigureMapRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ConfigureMapRequest) GetMap() string {
+	if x != nil {
+		return x.Map
+	}
+	return ""
+}
+
+func (x *ConfigureMapRequest) GetKeepChanges() *KeepChanges {
+	if x != nil {
+		return x.KeepChanges
+	}
+	return nil
+}
+
+func (x *ConfigureMapRequest) GetOptions() *WriteOptions {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+func (x *ConfigureMapRequest) GetSpace() string {
+	if x != nil {
+		return x.Space
+	}
+	return ""
+}
+
+type ConfigureMapResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigureMapResponse) Reset() {
+	*x = ConfigureMapResponse{}
+	mi := &file_duramen_v1_maps_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigureMapResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigureMapResponse) ProtoMessage() {}
+
+func (x *ConfigureMapResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_maps_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigureMapResponse.ProtoReflect.Descriptor instead.
+func (*ConfigureMapResponse) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{4}
+}
+
 type ListMapsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The space; empty: the default space.
@@ -140,7 +313,7 @@ type ListMapsRequest struct {
 
 func (x *ListMapsRequest) Reset() {
 	*x = ListMapsRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[2]
+	mi := &file_duramen_v1_maps_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -152,7 +325,7 @@ func (x *ListMapsRequest) String() string {
 func (*ListMapsRequest) ProtoMessage() {}
 
 func (x *ListMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[2]
+	mi := &file_duramen_v1_maps_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -165,7 +338,7 @@ func (x *ListMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMapsRequest.ProtoReflect.Descriptor instead.
 func (*ListMapsRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{2}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListMapsRequest) GetSpace() string {
@@ -185,7 +358,7 @@ type ListMapsResponse struct {
 
 func (x *ListMapsResponse) Reset() {
 	*x = ListMapsResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[3]
+	mi := &file_duramen_v1_maps_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -197,7 +370,7 @@ func (x *ListMapsResponse) String() string {
 func (*ListMapsResponse) ProtoMessage() {}
 
 func (x *ListMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[3]
+	mi := &file_duramen_v1_maps_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -210,7 +383,7 @@ func (x *ListMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMapsResponse.ProtoReflect.Descriptor instead.
 func (*ListMapsResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{3}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListMapsResponse) GetMaps() []string {
@@ -235,7 +408,7 @@ type RenameMapRequest struct {
 
 func (x *RenameMapRequest) Reset() {
 	*x = RenameMapRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[4]
+	mi := &file_duramen_v1_maps_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -247,7 +420,7 @@ func (x *RenameMapRequest) String() string {
 func (*RenameMapRequest) ProtoMessage() {}
 
 func (x *RenameMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[4]
+	mi := &file_duramen_v1_maps_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -260,7 +433,7 @@ func (x *RenameMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenameMapRequest.ProtoReflect.Descriptor instead.
 func (*RenameMapRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{4}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RenameMapRequest) GetMap() string {
@@ -299,7 +472,7 @@ type RenameMapResponse struct {
 
 func (x *RenameMapResponse) Reset() {
 	*x = RenameMapResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[5]
+	mi := &file_duramen_v1_maps_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -311,7 +484,7 @@ func (x *RenameMapResponse) String() string {
 func (*RenameMapResponse) ProtoMessage() {}
 
 func (x *RenameMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[5]
+	mi := &file_duramen_v1_maps_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -324,7 +497,7 @@ func (x *RenameMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenameMapResponse.ProtoReflect.Descriptor instead.
 func (*RenameMapResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{5}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{8}
 }
 
 type DropMapRequest struct {
@@ -340,7 +513,7 @@ type DropMapRequest struct {
 
 func (x *DropMapRequest) Reset() {
 	*x = DropMapRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[6]
+	mi := &file_duramen_v1_maps_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -352,7 +525,7 @@ func (x *DropMapRequest) String() string {
 func (*DropMapRequest) ProtoMessage() {}
 
 func (x *DropMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[6]
+	mi := &file_duramen_v1_maps_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -365,7 +538,7 @@ func (x *DropMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropMapRequest.ProtoReflect.Descriptor instead.
 func (*DropMapRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{6}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DropMapRequest) GetMap() string {
@@ -397,7 +570,7 @@ type DropMapResponse struct {
 
 func (x *DropMapResponse) Reset() {
 	*x = DropMapResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[7]
+	mi := &file_duramen_v1_maps_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -409,7 +582,7 @@ func (x *DropMapResponse) String() string {
 func (*DropMapResponse) ProtoMessage() {}
 
 func (x *DropMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[7]
+	mi := &file_duramen_v1_maps_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -422,7 +595,7 @@ func (x *DropMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropMapResponse.ProtoReflect.Descriptor instead.
 func (*DropMapResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{7}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{10}
 }
 
 type GetRequest struct {
@@ -439,7 +612,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[8]
+	mi := &file_duramen_v1_maps_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -451,7 +624,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[8]
+	mi := &file_duramen_v1_maps_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -464,7 +637,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{8}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetRequest) GetMap() string {
@@ -498,7 +671,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[9]
+	mi := &file_duramen_v1_maps_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -510,7 +683,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[9]
+	mi := &file_duramen_v1_maps_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -523,7 +696,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{9}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetResponse) GetValue() []byte {
@@ -531,6 +704,257 @@ func (x *GetResponse) GetValue() []byte {
 		return x.Value
 	}
 	return nil
+}
+
+type GetStreamRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The map.
+	Map string `protobuf:"bytes,1,opt,name=map,proto3" json:"map,omitempty"`
+	// The key.
+	Key []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// The space; empty: the default space.
+	Space         string `protobuf:"bytes,15,opt,name=space,proto3" json:"space,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStreamRequest) Reset() {
+	*x = GetStreamRequest{}
+	mi := &file_duramen_v1_maps_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStreamRequest) ProtoMessage() {}
+
+func (x *GetStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_maps_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStreamRequest.ProtoReflect.Descriptor instead.
+func (*GetStreamRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *GetStreamRequest) GetMap() string {
+	if x != nil {
+		return x.Map
+	}
+	return ""
+}
+
+func (x *GetStreamRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *GetStreamRequest) GetSpace() string {
+	if x != nil {
+		return x.Space
+	}
+	return ""
+}
+
+type GetStreamResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Length of the value in bytes, in the first response. When the map does not have the key, there is no response.
+	Length *uint64 `protobuf:"varint,1,opt,name=length,proto3,oneof" json:"length,omitempty"`
+	// The next part of the value.
+	Part          []byte `protobuf:"bytes,2,opt,name=part,proto3" json:"part,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStreamResponse) Reset() {
+	*x = GetStreamResponse{}
+	mi := &file_duramen_v1_maps_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStreamResponse) ProtoMessage() {}
+
+func (x *GetStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_maps_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStreamResponse.ProtoReflect.Descriptor instead.
+func (*GetStreamResponse) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *GetStreamResponse) GetLength() uint64 {
+	if x != nil && x.Length != nil {
+		return *x.Length
+	}
+	return 0
+}
+
+func (x *GetStreamResponse) GetPart() []byte {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+type PutStreamRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is stored; in the first request.
+	Start *PutStreamStart `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
+	// The next part of the value.
+	Part          []byte `protobuf:"bytes,2,opt,name=part,proto3" json:"part,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutStreamRequest) Reset() {
+	*x = PutStreamRequest{}
+	mi := &file_duramen_v1_maps_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutStreamRequest) ProtoMessage() {}
+
+func (x *PutStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_maps_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutStreamRequest.ProtoReflect.Descriptor instead.
+func (*PutStreamRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PutStreamRequest) GetStart() *PutStreamStart {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+func (x *PutStreamRequest) GetPart() []byte {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+type PutStreamStart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The map.
+	Map string `protobuf:"bytes,1,opt,name=map,proto3" json:"map,omitempty"`
+	// The key.
+	Key []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// Length of the value in bytes, at most 64 MiB.
+	Length  uint64        `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"`
+	Options *WriteOptions `protobuf:"bytes,4,opt,name=options,proto3" json:"options,omitempty"`
+	// The space; empty: the default space.
+	Space         string `protobuf:"bytes,15,opt,name=space,proto3" json:"space,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutStreamStart) Reset() {
+	*x = PutStreamStart{}
+	mi := &file_duramen_v1_maps_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutStreamStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutStreamStart) ProtoMessage() {}
+
+func (x *PutStreamStart) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_maps_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutStreamStart.ProtoReflect.Descriptor instead.
+func (*PutStreamStart) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PutStreamStart) GetMap() string {
+	if x != nil {
+		return x.Map
+	}
+	return ""
+}
+
+func (x *PutStreamStart) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *PutStreamStart) GetLength() uint64 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *PutStreamStart) GetOptions() *WriteOptions {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+func (x *PutStreamStart) GetSpace() string {
+	if x != nil {
+		return x.Space
+	}
+	return ""
 }
 
 type BatchGetRequest struct {
@@ -547,7 +971,7 @@ type BatchGetRequest struct {
 
 func (x *BatchGetRequest) Reset() {
 	*x = BatchGetRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[10]
+	mi := &file_duramen_v1_maps_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -559,7 +983,7 @@ func (x *BatchGetRequest) String() string {
 func (*BatchGetRequest) ProtoMessage() {}
 
 func (x *BatchGetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[10]
+	mi := &file_duramen_v1_maps_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -572,7 +996,7 @@ func (x *BatchGetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchGetRequest.ProtoReflect.Descriptor instead.
 func (*BatchGetRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{10}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BatchGetRequest) GetMap() string {
@@ -606,7 +1030,7 @@ type BatchGetResponse struct {
 
 func (x *BatchGetResponse) Reset() {
 	*x = BatchGetResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[11]
+	mi := &file_duramen_v1_maps_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +1042,7 @@ func (x *BatchGetResponse) String() string {
 func (*BatchGetResponse) ProtoMessage() {}
 
 func (x *BatchGetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[11]
+	mi := &file_duramen_v1_maps_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +1055,7 @@ func (x *BatchGetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchGetResponse.ProtoReflect.Descriptor instead.
 func (*BatchGetResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{11}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *BatchGetResponse) GetValues() []*GetResponse {
@@ -664,7 +1088,7 @@ type RangeRequest struct {
 
 func (x *RangeRequest) Reset() {
 	*x = RangeRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[12]
+	mi := &file_duramen_v1_maps_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -676,7 +1100,7 @@ func (x *RangeRequest) String() string {
 func (*RangeRequest) ProtoMessage() {}
 
 func (x *RangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[12]
+	mi := &file_duramen_v1_maps_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -689,7 +1113,7 @@ func (x *RangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeRequest.ProtoReflect.Descriptor instead.
 func (*RangeRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{12}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RangeRequest) GetMap() string {
@@ -753,7 +1177,7 @@ type RangeResponse struct {
 
 func (x *RangeResponse) Reset() {
 	*x = RangeResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[13]
+	mi := &file_duramen_v1_maps_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +1189,7 @@ func (x *RangeResponse) String() string {
 func (*RangeResponse) ProtoMessage() {}
 
 func (x *RangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[13]
+	mi := &file_duramen_v1_maps_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +1202,7 @@ func (x *RangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeResponse.ProtoReflect.Descriptor instead.
 func (*RangeResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{13}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RangeResponse) GetPairs() []*Pair {
@@ -815,7 +1239,7 @@ type StreamRangeRequest struct {
 
 func (x *StreamRangeRequest) Reset() {
 	*x = StreamRangeRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[14]
+	mi := &file_duramen_v1_maps_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -827,7 +1251,7 @@ func (x *StreamRangeRequest) String() string {
 func (*StreamRangeRequest) ProtoMessage() {}
 
 func (x *StreamRangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[14]
+	mi := &file_duramen_v1_maps_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -840,7 +1264,7 @@ func (x *StreamRangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamRangeRequest.ProtoReflect.Descriptor instead.
 func (*StreamRangeRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{14}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StreamRangeRequest) GetMap() string {
@@ -895,7 +1319,7 @@ type StreamRangeResponse struct {
 
 func (x *StreamRangeResponse) Reset() {
 	*x = StreamRangeResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[15]
+	mi := &file_duramen_v1_maps_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -907,7 +1331,7 @@ func (x *StreamRangeResponse) String() string {
 func (*StreamRangeResponse) ProtoMessage() {}
 
 func (x *StreamRangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[15]
+	mi := &file_duramen_v1_maps_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -920,7 +1344,7 @@ func (x *StreamRangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamRangeResponse.ProtoReflect.Descriptor instead.
 func (*StreamRangeResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{15}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StreamRangeResponse) GetPairs() []*Pair {
@@ -944,7 +1368,7 @@ type CountRequest struct {
 
 func (x *CountRequest) Reset() {
 	*x = CountRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[16]
+	mi := &file_duramen_v1_maps_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1380,7 @@ func (x *CountRequest) String() string {
 func (*CountRequest) ProtoMessage() {}
 
 func (x *CountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[16]
+	mi := &file_duramen_v1_maps_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1393,7 @@ func (x *CountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CountRequest.ProtoReflect.Descriptor instead.
 func (*CountRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{16}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CountRequest) GetMap() string {
@@ -1003,7 +1427,7 @@ type CountResponse struct {
 
 func (x *CountResponse) Reset() {
 	*x = CountResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[17]
+	mi := &file_duramen_v1_maps_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1439,7 @@ func (x *CountResponse) String() string {
 func (*CountResponse) ProtoMessage() {}
 
 func (x *CountResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[17]
+	mi := &file_duramen_v1_maps_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1452,7 @@ func (x *CountResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CountResponse.ProtoReflect.Descriptor instead.
 func (*CountResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{17}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CountResponse) GetCount() uint64 {
@@ -1055,7 +1479,7 @@ type PutRequest struct {
 
 func (x *PutRequest) Reset() {
 	*x = PutRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[18]
+	mi := &file_duramen_v1_maps_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1491,7 @@ func (x *PutRequest) String() string {
 func (*PutRequest) ProtoMessage() {}
 
 func (x *PutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[18]
+	mi := &file_duramen_v1_maps_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1504,7 @@ func (x *PutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRequest.ProtoReflect.Descriptor instead.
 func (*PutRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{18}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PutRequest) GetMap() string {
@@ -1126,7 +1550,7 @@ type PutResponse struct {
 
 func (x *PutResponse) Reset() {
 	*x = PutResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[19]
+	mi := &file_duramen_v1_maps_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1138,7 +1562,7 @@ func (x *PutResponse) String() string {
 func (*PutResponse) ProtoMessage() {}
 
 func (x *PutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[19]
+	mi := &file_duramen_v1_maps_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1151,7 +1575,7 @@ func (x *PutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResponse.ProtoReflect.Descriptor instead.
 func (*PutResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{19}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{26}
 }
 
 type DeleteRequest struct {
@@ -1169,7 +1593,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[20]
+	mi := &file_duramen_v1_maps_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1605,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[20]
+	mi := &file_duramen_v1_maps_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1618,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{20}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteRequest) GetMap() string {
@@ -1233,7 +1657,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[21]
+	mi := &file_duramen_v1_maps_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1669,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[21]
+	mi := &file_duramen_v1_maps_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1682,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{21}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{28}
 }
 
 type DeleteRangeRequest struct {
@@ -1276,7 +1700,7 @@ type DeleteRangeRequest struct {
 
 func (x *DeleteRangeRequest) Reset() {
 	*x = DeleteRangeRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[22]
+	mi := &file_duramen_v1_maps_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +1712,7 @@ func (x *DeleteRangeRequest) String() string {
 func (*DeleteRangeRequest) ProtoMessage() {}
 
 func (x *DeleteRangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[22]
+	mi := &file_duramen_v1_maps_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +1725,7 @@ func (x *DeleteRangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRangeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRangeRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{22}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeleteRangeRequest) GetMap() string {
@@ -1340,7 +1764,7 @@ type DeleteRangeResponse struct {
 
 func (x *DeleteRangeResponse) Reset() {
 	*x = DeleteRangeResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[23]
+	mi := &file_duramen_v1_maps_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +1776,7 @@ func (x *DeleteRangeResponse) String() string {
 func (*DeleteRangeResponse) ProtoMessage() {}
 
 func (x *DeleteRangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[23]
+	mi := &file_duramen_v1_maps_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +1789,7 @@ func (x *DeleteRangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRangeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRangeResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{23}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{30}
 }
 
 type CompareAndSwapRequest struct {
@@ -1387,7 +1811,7 @@ type CompareAndSwapRequest struct {
 
 func (x *CompareAndSwapRequest) Reset() {
 	*x = CompareAndSwapRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[24]
+	mi := &file_duramen_v1_maps_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1823,7 @@ func (x *CompareAndSwapRequest) String() string {
 func (*CompareAndSwapRequest) ProtoMessage() {}
 
 func (x *CompareAndSwapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[24]
+	mi := &file_duramen_v1_maps_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1836,7 @@ func (x *CompareAndSwapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareAndSwapRequest.ProtoReflect.Descriptor instead.
 func (*CompareAndSwapRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{24}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CompareAndSwapRequest) GetMap() string {
@@ -1467,7 +1891,7 @@ type CompareAndSwapResponse struct {
 
 func (x *CompareAndSwapResponse) Reset() {
 	*x = CompareAndSwapResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[25]
+	mi := &file_duramen_v1_maps_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1903,7 @@ func (x *CompareAndSwapResponse) String() string {
 func (*CompareAndSwapResponse) ProtoMessage() {}
 
 func (x *CompareAndSwapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[25]
+	mi := &file_duramen_v1_maps_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1916,7 @@ func (x *CompareAndSwapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareAndSwapResponse.ProtoReflect.Descriptor instead.
 func (*CompareAndSwapResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{25}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CompareAndSwapResponse) GetSwapped() bool {
@@ -1519,7 +1943,7 @@ type AddRequest struct {
 
 func (x *AddRequest) Reset() {
 	*x = AddRequest{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[26]
+	mi := &file_duramen_v1_maps_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1531,7 +1955,7 @@ func (x *AddRequest) String() string {
 func (*AddRequest) ProtoMessage() {}
 
 func (x *AddRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[26]
+	mi := &file_duramen_v1_maps_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1544,7 +1968,7 @@ func (x *AddRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddRequest.ProtoReflect.Descriptor instead.
 func (*AddRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{26}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AddRequest) GetMap() string {
@@ -1592,7 +2016,7 @@ type AddResponse struct {
 
 func (x *AddResponse) Reset() {
 	*x = AddResponse{}
-	mi := &file_duramen_v1_maps_proto_msgTypes[27]
+	mi := &file_duramen_v1_maps_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1604,7 +2028,7 @@ func (x *AddResponse) String() string {
 func (*AddResponse) ProtoMessage() {}
 
 func (x *AddResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_maps_proto_msgTypes[27]
+	mi := &file_duramen_v1_maps_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1617,7 +2041,7 @@ func (x *AddResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddResponse.ProtoReflect.Descriptor instead.
 func (*AddResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{27}
+	return file_duramen_v1_maps_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AddResponse) GetValue() int64 {
@@ -1632,13 +2056,23 @@ var File_duramen_v1_maps_proto protoreflect.FileDescriptor
 const file_duramen_v1_maps_proto_rawDesc = "" +
 	"\n" +
 	"\x15duramen/v1/maps.proto\x12\n" +
-	"duramen.v1\x1a\x17duramen/v1/common.proto\"n\n" +
+	"duramen.v1\x1a\x17duramen/v1/common.proto\"\xaa\x01\n" +
 	"\x10CreateMapRequest\x12\x10\n" +
 	"\x03map\x18\x01 \x01(\tR\x03map\x122\n" +
-	"\aoptions\x18\x02 \x01(\v2\x18.duramen.v1.WriteOptionsR\aoptions\x12\x14\n" +
+	"\aoptions\x18\x02 \x01(\v2\x18.duramen.v1.WriteOptionsR\aoptions\x12:\n" +
+	"\fkeep_changes\x18\x03 \x01(\v2\x17.duramen.v1.KeepChangesR\vkeepChanges\x12\x14\n" +
 	"\x05space\x18\x0f \x01(\tR\x05space\"-\n" +
 	"\x11CreateMapResponse\x12\x18\n" +
-	"\acreated\x18\x01 \x01(\bR\acreated\"'\n" +
+	"\acreated\x18\x01 \x01(\bR\acreated\":\n" +
+	"\vKeepChanges\x12\x15\n" +
+	"\x06age_ms\x18\x01 \x01(\x04R\x05ageMs\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\xad\x01\n" +
+	"\x13ConfigureMapRequest\x12\x10\n" +
+	"\x03map\x18\x01 \x01(\tR\x03map\x12:\n" +
+	"\fkeep_changes\x18\x02 \x01(\v2\x17.duramen.v1.KeepChangesR\vkeepChanges\x122\n" +
+	"\aoptions\x18\x03 \x01(\v2\x18.duramen.v1.WriteOptionsR\aoptions\x12\x14\n" +
+	"\x05space\x18\x0f \x01(\tR\x05space\"\x16\n" +
+	"\x14ConfigureMapResponse\"'\n" +
 	"\x0fListMapsRequest\x12\x14\n" +
 	"\x05space\x18\x0f \x01(\tR\x05space\"&\n" +
 	"\x10ListMapsResponse\x12\x12\n" +
@@ -1661,7 +2095,24 @@ const file_duramen_v1_maps_proto_rawDesc = "" +
 	"\x05space\x18\x0f \x01(\tR\x05space\"2\n" +
 	"\vGetResponse\x12\x19\n" +
 	"\x05value\x18\x01 \x01(\fH\x00R\x05value\x88\x01\x01B\b\n" +
-	"\x06_value\"M\n" +
+	"\x06_value\"L\n" +
+	"\x10GetStreamRequest\x12\x10\n" +
+	"\x03map\x18\x01 \x01(\tR\x03map\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12\x14\n" +
+	"\x05space\x18\x0f \x01(\tR\x05space\"O\n" +
+	"\x11GetStreamResponse\x12\x1b\n" +
+	"\x06length\x18\x01 \x01(\x04H\x00R\x06length\x88\x01\x01\x12\x12\n" +
+	"\x04part\x18\x02 \x01(\fR\x04partB\t\n" +
+	"\a_length\"X\n" +
+	"\x10PutStreamRequest\x120\n" +
+	"\x05start\x18\x01 \x01(\v2\x1a.duramen.v1.PutStreamStartR\x05start\x12\x12\n" +
+	"\x04part\x18\x02 \x01(\fR\x04part\"\x96\x01\n" +
+	"\x0ePutStreamStart\x12\x10\n" +
+	"\x03map\x18\x01 \x01(\tR\x03map\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12\x16\n" +
+	"\x06length\x18\x03 \x01(\x04R\x06length\x122\n" +
+	"\aoptions\x18\x04 \x01(\v2\x18.duramen.v1.WriteOptionsR\aoptions\x12\x14\n" +
+	"\x05space\x18\x0f \x01(\tR\x05space\"M\n" +
 	"\x0fBatchGetRequest\x12\x10\n" +
 	"\x03map\x18\x01 \x01(\tR\x03map\x12\x12\n" +
 	"\x04keys\x18\x02 \x03(\fR\x04keys\x12\x14\n" +
@@ -1734,18 +2185,21 @@ const file_duramen_v1_maps_proto_rawDesc = "" +
 	"\aoptions\x18\x04 \x01(\v2\x18.duramen.v1.WriteOptionsR\aoptions\x12\x14\n" +
 	"\x05space\x18\x0f \x01(\tR\x05space\"#\n" +
 	"\vAddResponse\x12\x14\n" +
-	"\x05value\x18\x01 \x01(\x12R\x05value2\xcc\a\n" +
+	"\x05value\x18\x01 \x01(\x12R\x05value2\xb1\t\n" +
 	"\x04Maps\x12H\n" +
-	"\tCreateMap\x12\x1c.duramen.v1.CreateMapRequest\x1a\x1d.duramen.v1.CreateMapResponse\x12E\n" +
+	"\tCreateMap\x12\x1c.duramen.v1.CreateMapRequest\x1a\x1d.duramen.v1.CreateMapResponse\x12Q\n" +
+	"\fConfigureMap\x12\x1f.duramen.v1.ConfigureMapRequest\x1a .duramen.v1.ConfigureMapResponse\x12E\n" +
 	"\bListMaps\x12\x1b.duramen.v1.ListMapsRequest\x1a\x1c.duramen.v1.ListMapsResponse\x12H\n" +
 	"\tRenameMap\x12\x1c.duramen.v1.RenameMapRequest\x1a\x1d.duramen.v1.RenameMapResponse\x12B\n" +
 	"\aDropMap\x12\x1a.duramen.v1.DropMapRequest\x1a\x1b.duramen.v1.DropMapResponse\x126\n" +
 	"\x03Get\x12\x16.duramen.v1.GetRequest\x1a\x17.duramen.v1.GetResponse\x12E\n" +
 	"\bBatchGet\x12\x1b.duramen.v1.BatchGetRequest\x1a\x1c.duramen.v1.BatchGetResponse\x12<\n" +
 	"\x05Range\x12\x18.duramen.v1.RangeRequest\x1a\x19.duramen.v1.RangeResponse\x12P\n" +
-	"\vStreamRange\x12\x1e.duramen.v1.StreamRangeRequest\x1a\x1f.duramen.v1.StreamRangeResponse0\x01\x12<\n" +
+	"\vStreamRange\x12\x1e.duramen.v1.StreamRangeRequest\x1a\x1f.duramen.v1.StreamRangeResponse0\x01\x12J\n" +
+	"\tGetStream\x12\x1c.duramen.v1.GetStreamRequest\x1a\x1d.duramen.v1.GetStreamResponse0\x01\x12<\n" +
 	"\x05Count\x12\x18.duramen.v1.CountRequest\x1a\x19.duramen.v1.CountResponse\x126\n" +
-	"\x03Put\x12\x16.duramen.v1.PutRequest\x1a\x17.duramen.v1.PutResponse\x12?\n" +
+	"\x03Put\x12\x16.duramen.v1.PutRequest\x1a\x17.duramen.v1.PutResponse\x12D\n" +
+	"\tPutStream\x12\x1c.duramen.v1.PutStreamRequest\x1a\x17.duramen.v1.PutResponse(\x01\x12?\n" +
 	"\x06Delete\x12\x19.duramen.v1.DeleteRequest\x1a\x1a.duramen.v1.DeleteResponse\x12N\n" +
 	"\vDeleteRange\x12\x1e.duramen.v1.DeleteRangeRequest\x1a\x1f.duramen.v1.DeleteRangeResponse\x12W\n" +
 	"\x0eCompareAndSwap\x12!.duramen.v1.CompareAndSwapRequest\x1a\".duramen.v1.CompareAndSwapResponse\x126\n" +
@@ -1763,89 +2217,107 @@ func file_duramen_v1_maps_proto_rawDescGZIP() []byte {
 	return file_duramen_v1_maps_proto_rawDescData
 }
 
-var file_duramen_v1_maps_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_duramen_v1_maps_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_duramen_v1_maps_proto_goTypes = []any{
 	(*CreateMapRequest)(nil),       // 0: duramen.v1.CreateMapRequest
 	(*CreateMapResponse)(nil),      // 1: duramen.v1.CreateMapResponse
-	(*ListMapsRequest)(nil),        // 2: duramen.v1.ListMapsRequest
-	(*ListMapsResponse)(nil),       // 3: duramen.v1.ListMapsResponse
-	(*RenameMapRequest)(nil),       // 4: duramen.v1.RenameMapRequest
-	(*RenameMapResponse)(nil),      // 5: duramen.v1.RenameMapResponse
-	(*DropMapRequest)(nil),         // 6: duramen.v1.DropMapRequest
-	(*DropMapResponse)(nil),        // 7: duramen.v1.DropMapResponse
-	(*GetRequest)(nil),             // 8: duramen.v1.GetRequest
-	(*GetResponse)(nil),            // 9: duramen.v1.GetResponse
-	(*BatchGetRequest)(nil),        // 10: duramen.v1.BatchGetRequest
-	(*BatchGetResponse)(nil),       // 11: duramen.v1.BatchGetResponse
-	(*RangeRequest)(nil),           // 12: duramen.v1.RangeRequest
-	(*RangeResponse)(nil),          // 13: duramen.v1.RangeResponse
-	(*StreamRangeRequest)(nil),     // 14: duramen.v1.StreamRangeRequest
-	(*StreamRangeResponse)(nil),    // 15: duramen.v1.StreamRangeResponse
-	(*CountRequest)(nil),           // 16: duramen.v1.CountRequest
-	(*CountResponse)(nil),          // 17: duramen.v1.CountResponse
-	(*PutRequest)(nil),             // 18: duramen.v1.PutRequest
-	(*PutResponse)(nil),            // 19: duramen.v1.PutResponse
-	(*DeleteRequest)(nil),          // 20: duramen.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 21: duramen.v1.DeleteResponse
-	(*DeleteRangeRequest)(nil),     // 22: duramen.v1.DeleteRangeRequest
-	(*DeleteRangeResponse)(nil),    // 23: duramen.v1.DeleteRangeResponse
-	(*CompareAndSwapRequest)(nil),  // 24: duramen.v1.CompareAndSwapRequest
-	(*CompareAndSwapResponse)(nil), // 25: duramen.v1.CompareAndSwapResponse
-	(*AddRequest)(nil),             // 26: duramen.v1.AddRequest
-	(*AddResponse)(nil),            // 27: duramen.v1.AddResponse
-	(*WriteOptions)(nil),           // 28: duramen.v1.WriteOptions
-	(*KeyRange)(nil),               // 29: duramen.v1.KeyRange
-	(*Pair)(nil),                   // 30: duramen.v1.Pair
+	(*KeepChanges)(nil),            // 2: duramen.v1.KeepChanges
+	(*ConfigureMapRequest)(nil),    // 3: duramen.v1.ConfigureMapRequest
+	(*ConfigureMapResponse)(nil),   // 4: duramen.v1.ConfigureMapResponse
+	(*ListMapsRequest)(nil),        // 5: duramen.v1.ListMapsRequest
+	(*ListMapsResponse)(nil),       // 6: duramen.v1.ListMapsResponse
+	(*RenameMapRequest)(nil),       // 7: duramen.v1.RenameMapRequest
+	(*RenameMapResponse)(nil),      // 8: duramen.v1.RenameMapResponse
+	(*DropMapRequest)(nil),         // 9: duramen.v1.DropMapRequest
+	(*DropMapResponse)(nil),        // 10: duramen.v1.DropMapResponse
+	(*GetRequest)(nil),             // 11: duramen.v1.GetRequest
+	(*GetResponse)(nil),            // 12: duramen.v1.GetResponse
+	(*GetStreamRequest)(nil),       // 13: duramen.v1.GetStreamRequest
+	(*GetStreamResponse)(nil),      // 14: duramen.v1.GetStreamResponse
+	(*PutStreamRequest)(nil),       // 15: duramen.v1.PutStreamRequest
+	(*PutStreamStart)(nil),         // 16: duramen.v1.PutStreamStart
+	(*BatchGetRequest)(nil),        // 17: duramen.v1.BatchGetRequest
+	(*BatchGetResponse)(nil),       // 18: duramen.v1.BatchGetResponse
+	(*RangeRequest)(nil),           // 19: duramen.v1.RangeRequest
+	(*RangeResponse)(nil),          // 20: duramen.v1.RangeResponse
+	(*StreamRangeRequest)(nil),     // 21: duramen.v1.StreamRangeRequest
+	(*StreamRangeResponse)(nil),    // 22: duramen.v1.StreamRangeResponse
+	(*CountRequest)(nil),           // 23: duramen.v1.CountRequest
+	(*CountResponse)(nil),          // 24: duramen.v1.CountResponse
+	(*PutRequest)(nil),             // 25: duramen.v1.PutRequest
+	(*PutResponse)(nil),            // 26: duramen.v1.PutResponse
+	(*DeleteRequest)(nil),          // 27: duramen.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 28: duramen.v1.DeleteResponse
+	(*DeleteRangeRequest)(nil),     // 29: duramen.v1.DeleteRangeRequest
+	(*DeleteRangeResponse)(nil),    // 30: duramen.v1.DeleteRangeResponse
+	(*CompareAndSwapRequest)(nil),  // 31: duramen.v1.CompareAndSwapRequest
+	(*CompareAndSwapResponse)(nil), // 32: duramen.v1.CompareAndSwapResponse
+	(*AddRequest)(nil),             // 33: duramen.v1.AddRequest
+	(*AddResponse)(nil),            // 34: duramen.v1.AddResponse
+	(*WriteOptions)(nil),           // 35: duramen.v1.WriteOptions
+	(*KeyRange)(nil),               // 36: duramen.v1.KeyRange
+	(*Pair)(nil),                   // 37: duramen.v1.Pair
 }
 var file_duramen_v1_maps_proto_depIdxs = []int32{
-	28, // 0: duramen.v1.CreateMapRequest.options:type_name -> duramen.v1.WriteOptions
-	28, // 1: duramen.v1.RenameMapRequest.options:type_name -> duramen.v1.WriteOptions
-	28, // 2: duramen.v1.DropMapRequest.options:type_name -> duramen.v1.WriteOptions
-	9,  // 3: duramen.v1.BatchGetResponse.values:type_name -> duramen.v1.GetResponse
-	29, // 4: duramen.v1.RangeRequest.range:type_name -> duramen.v1.KeyRange
-	30, // 5: duramen.v1.RangeResponse.pairs:type_name -> duramen.v1.Pair
-	29, // 6: duramen.v1.StreamRangeRequest.range:type_name -> duramen.v1.KeyRange
-	30, // 7: duramen.v1.StreamRangeResponse.pairs:type_name -> duramen.v1.Pair
-	29, // 8: duramen.v1.CountRequest.range:type_name -> duramen.v1.KeyRange
-	28, // 9: duramen.v1.PutRequest.options:type_name -> duramen.v1.WriteOptions
-	28, // 10: duramen.v1.DeleteRequest.options:type_name -> duramen.v1.WriteOptions
-	29, // 11: duramen.v1.DeleteRangeRequest.range:type_name -> duramen.v1.KeyRange
-	28, // 12: duramen.v1.DeleteRangeRequest.options:type_name -> duramen.v1.WriteOptions
-	28, // 13: duramen.v1.CompareAndSwapRequest.options:type_name -> duramen.v1.WriteOptions
-	28, // 14: duramen.v1.AddRequest.options:type_name -> duramen.v1.WriteOptions
-	0,  // 15: duramen.v1.Maps.CreateMap:input_type -> duramen.v1.CreateMapRequest
-	2,  // 16: duramen.v1.Maps.ListMaps:input_type -> duramen.v1.ListMapsRequest
-	4,  // 17: duramen.v1.Maps.RenameMap:input_type -> duramen.v1.RenameMapRequest
-	6,  // 18: duramen.v1.Maps.DropMap:input_type -> duramen.v1.DropMapRequest
-	8,  // 19: duramen.v1.Maps.Get:input_type -> duramen.v1.GetRequest
-	10, // 20: duramen.v1.Maps.BatchGet:input_type -> duramen.v1.BatchGetRequest
-	12, // 21: duramen.v1.Maps.Range:input_type -> duramen.v1.RangeRequest
-	14, // 22: duramen.v1.Maps.StreamRange:input_type -> duramen.v1.StreamRangeRequest
-	16, // 23: duramen.v1.Maps.Count:input_type -> duramen.v1.CountRequest
-	18, // 24: duramen.v1.Maps.Put:input_type -> duramen.v1.PutRequest
-	20, // 25: duramen.v1.Maps.Delete:input_type -> duramen.v1.DeleteRequest
-	22, // 26: duramen.v1.Maps.DeleteRange:input_type -> duramen.v1.DeleteRangeRequest
-	24, // 27: duramen.v1.Maps.CompareAndSwap:input_type -> duramen.v1.CompareAndSwapRequest
-	26, // 28: duramen.v1.Maps.Add:input_type -> duramen.v1.AddRequest
-	1,  // 29: duramen.v1.Maps.CreateMap:output_type -> duramen.v1.CreateMapResponse
-	3,  // 30: duramen.v1.Maps.ListMaps:output_type -> duramen.v1.ListMapsResponse
-	5,  // 31: duramen.v1.Maps.RenameMap:output_type -> duramen.v1.RenameMapResponse
-	7,  // 32: duramen.v1.Maps.DropMap:output_type -> duramen.v1.DropMapResponse
-	9,  // 33: duramen.v1.Maps.Get:output_type -> duramen.v1.GetResponse
-	11, // 34: duramen.v1.Maps.BatchGet:output_type -> duramen.v1.BatchGetResponse
-	13, // 35: duramen.v1.Maps.Range:output_type -> duramen.v1.RangeResponse
-	15, // 36: duramen.v1.Maps.StreamRange:output_type -> duramen.v1.StreamRangeResponse
-	17, // 37: duramen.v1.Maps.Count:output_type -> duramen.v1.CountResponse
-	19, // 38: duramen.v1.Maps.Put:output_type -> duramen.v1.PutResponse
-	21, // 39: duramen.v1.Maps.Delete:output_type -> duramen.v1.DeleteResponse
-	23, // 40: duramen.v1.Maps.DeleteRange:output_type -> duramen.v1.DeleteRangeResponse
-	25, // 41: duramen.v1.Maps.CompareAndSwap:output_type -> duramen.v1.CompareAndSwapResponse
-	27, // 42: duramen.v1.Maps.Add:output_type -> duramen.v1.AddResponse
-	29, // [29:43] is the sub-list for method output_type
-	15, // [15:29] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	35, // 0: duramen.v1.CreateMapRequest.options:type_name -> duramen.v1.WriteOptions
+	2,  // 1: duramen.v1.CreateMapRequest.keep_changes:type_name -> duramen.v1.KeepChanges
+	2,  // 2: duramen.v1.ConfigureMapRequest.keep_changes:type_name -> duramen.v1.KeepChanges
+	35, // 3: duramen.v1.ConfigureMapRequest.options:type_name -> duramen.v1.WriteOptions
+	35, // 4: duramen.v1.RenameMapRequest.options:type_name -> duramen.v1.WriteOptions
+	35, // 5: duramen.v1.DropMapRequest.options:type_name -> duramen.v1.WriteOptions
+	16, // 6: duramen.v1.PutStreamRequest.start:type_name -> duramen.v1.PutStreamStart
+	35, // 7: duramen.v1.PutStreamStart.options:type_name -> duramen.v1.WriteOptions
+	12, // 8: duramen.v1.BatchGetResponse.values:type_name -> duramen.v1.GetResponse
+	36, // 9: duramen.v1.RangeRequest.range:type_name -> duramen.v1.KeyRange
+	37, // 10: duramen.v1.RangeResponse.pairs:type_name -> duramen.v1.Pair
+	36, // 11: duramen.v1.StreamRangeRequest.range:type_name -> duramen.v1.KeyRange
+	37, // 12: duramen.v1.StreamRangeResponse.pairs:type_name -> duramen.v1.Pair
+	36, // 13: duramen.v1.CountRequest.range:type_name -> duramen.v1.KeyRange
+	35, // 14: duramen.v1.PutRequest.options:type_name -> duramen.v1.WriteOptions
+	35, // 15: duramen.v1.DeleteRequest.options:type_name -> duramen.v1.WriteOptions
+	36, // 16: duramen.v1.DeleteRangeRequest.range:type_name -> duramen.v1.KeyRange
+	35, // 17: duramen.v1.DeleteRangeRequest.options:type_name -> duramen.v1.WriteOptions
+	35, // 18: duramen.v1.CompareAndSwapRequest.options:type_name -> duramen.v1.WriteOptions
+	35, // 19: duramen.v1.AddRequest.options:type_name -> duramen.v1.WriteOptions
+	0,  // 20: duramen.v1.Maps.CreateMap:input_type -> duramen.v1.CreateMapRequest
+	3,  // 21: duramen.v1.Maps.ConfigureMap:input_type -> duramen.v1.ConfigureMapRequest
+	5,  // 22: duramen.v1.Maps.ListMaps:input_type -> duramen.v1.ListMapsRequest
+	7,  // 23: duramen.v1.Maps.RenameMap:input_type -> duramen.v1.RenameMapRequest
+	9,  // 24: duramen.v1.Maps.DropMap:input_type -> duramen.v1.DropMapRequest
+	11, // 25: duramen.v1.Maps.Get:input_type -> duramen.v1.GetRequest
+	17, // 26: duramen.v1.Maps.BatchGet:input_type -> duramen.v1.BatchGetRequest
+	19, // 27: duramen.v1.Maps.Range:input_type -> duramen.v1.RangeRequest
+	21, // 28: duramen.v1.Maps.StreamRange:input_type -> duramen.v1.StreamRangeRequest
+	13, // 29: duramen.v1.Maps.GetStream:input_type -> duramen.v1.GetStreamRequest
+	23, // 30: duramen.v1.Maps.Count:input_type -> duramen.v1.CountRequest
+	25, // 31: duramen.v1.Maps.Put:input_type -> duramen.v1.PutRequest
+	15, // 32: duramen.v1.Maps.PutStream:input_type -> duramen.v1.PutStreamRequest
+	27, // 33: duramen.v1.Maps.Delete:input_type -> duramen.v1.DeleteRequest
+	29, // 34: duramen.v1.Maps.DeleteRange:input_type -> duramen.v1.DeleteRangeRequest
+	31, // 35: duramen.v1.Maps.CompareAndSwap:input_type -> duramen.v1.CompareAndSwapRequest
+	33, // 36: duramen.v1.Maps.Add:input_type -> duramen.v1.AddRequest
+	1,  // 37: duramen.v1.Maps.CreateMap:output_type -> duramen.v1.CreateMapResponse
+	4,  // 38: duramen.v1.Maps.ConfigureMap:output_type -> duramen.v1.ConfigureMapResponse
+	6,  // 39: duramen.v1.Maps.ListMaps:output_type -> duramen.v1.ListMapsResponse
+	8,  // 40: duramen.v1.Maps.RenameMap:output_type -> duramen.v1.RenameMapResponse
+	10, // 41: duramen.v1.Maps.DropMap:output_type -> duramen.v1.DropMapResponse
+	12, // 42: duramen.v1.Maps.Get:output_type -> duramen.v1.GetResponse
+	18, // 43: duramen.v1.Maps.BatchGet:output_type -> duramen.v1.BatchGetResponse
+	20, // 44: duramen.v1.Maps.Range:output_type -> duramen.v1.RangeResponse
+	22, // 45: duramen.v1.Maps.StreamRange:output_type -> duramen.v1.StreamRangeResponse
+	14, // 46: duramen.v1.Maps.GetStream:output_type -> duramen.v1.GetStreamResponse
+	24, // 47: duramen.v1.Maps.Count:output_type -> duramen.v1.CountResponse
+	26, // 48: duramen.v1.Maps.Put:output_type -> duramen.v1.PutResponse
+	26, // 49: duramen.v1.Maps.PutStream:output_type -> duramen.v1.PutResponse
+	28, // 50: duramen.v1.Maps.Delete:output_type -> duramen.v1.DeleteResponse
+	30, // 51: duramen.v1.Maps.DeleteRange:output_type -> duramen.v1.DeleteRangeResponse
+	32, // 52: duramen.v1.Maps.CompareAndSwap:output_type -> duramen.v1.CompareAndSwapResponse
+	34, // 53: duramen.v1.Maps.Add:output_type -> duramen.v1.AddResponse
+	37, // [37:54] is the sub-list for method output_type
+	20, // [20:37] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_duramen_v1_maps_proto_init() }
@@ -1854,15 +2326,16 @@ func file_duramen_v1_maps_proto_init() {
 		return
 	}
 	file_duramen_v1_common_proto_init()
-	file_duramen_v1_maps_proto_msgTypes[9].OneofWrappers = []any{}
-	file_duramen_v1_maps_proto_msgTypes[24].OneofWrappers = []any{}
+	file_duramen_v1_maps_proto_msgTypes[12].OneofWrappers = []any{}
+	file_duramen_v1_maps_proto_msgTypes[14].OneofWrappers = []any{}
+	file_duramen_v1_maps_proto_msgTypes[31].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_duramen_v1_maps_proto_rawDesc), len(file_duramen_v1_maps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Maps_CreateMap_FullMethodName      = "/duramen.v1.Maps/CreateMap"
+	Maps_ConfigureMap_FullMethodName   = "/duramen.v1.Maps/ConfigureMap"
 	Maps_ListMaps_FullMethodName       = "/duramen.v1.Maps/ListMaps"
 	Maps_RenameMap_FullMethodName      = "/duramen.v1.Maps/RenameMap"
 	Maps_DropMap_FullMethodName        = "/duramen.v1.Maps/DropMap"
@@ -29,8 +30,10 @@ const (
 	Maps_BatchGet_FullMethodName       = "/duramen.v1.Maps/BatchGet"
 	Maps_Range_FullMethodName          = "/duramen.v1.Maps/Range"
 	Maps_StreamRange_FullMethodName    = "/duramen.v1.Maps/StreamRange"
+	Maps_GetStream_FullMethodName      = "/duramen.v1.Maps/GetStream"
 	Maps_Count_FullMethodName          = "/duramen.v1.Maps/Count"
 	Maps_Put_FullMethodName            = "/duramen.v1.Maps/Put"
+	Maps_PutStream_FullMethodName      = "/duramen.v1.Maps/PutStream"
 	Maps_Delete_FullMethodName         = "/duramen.v1.Maps/Delete"
 	Maps_DeleteRange_FullMethodName    = "/duramen.v1.Maps/DeleteRange"
 	Maps_CompareAndSwap_FullMethodName = "/duramen.v1.Maps/CompareAndSwap"
@@ -43,15 +46,17 @@ const (
 //
 // Reads and writes of maps. Each write is a transaction of its own; `Transactions.Commit` combines several.
 type MapsClient interface {
-	// Creates a map. Creating a map that exists changes nothing.
+	// Creates a map. Creating a map that exists changes nothing; with `keep_changes` it must keep its changes alike.
 	CreateMap(ctx context.Context, in *CreateMapRequest, opts ...grpc.CallOption) (*CreateMapResponse, error)
+	// Replaces what a map keeps of its changes.
+	ConfigureMap(ctx context.Context, in *ConfigureMapRequest, opts ...grpc.CallOption) (*ConfigureMapResponse, error)
 	// Lists the maps in the order of their names.
 	ListMaps(ctx context.Context, in *ListMapsRequest, opts ...grpc.CallOption) (*ListMapsResponse, error)
 	// Gives a map another name.
 	RenameMap(ctx context.Context, in *RenameMapRequest, opts ...grpc.CallOption) (*RenameMapResponse, error)
 	// Drops a map and its pairs.
 	DropMap(ctx context.Context, in *DropMapRequest, opts ...grpc.CallOption) (*DropMapResponse, error)
-	// Reads one value.
+	// Reads one value. A value of more than 16 MiB is refused with the reason VALUE_TOO_LONG: read it with GetStream.
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*GetResponse, error)
 	// Reads several values of one moment.
 	BatchGet(ctx context.Context, in *BatchGetRequest, opts ...grpc.CallOption) (*BatchGetResponse, error)
@@ -59,10 +64,14 @@ type MapsClient interface {
 	Range(ctx context.Context, in *RangeRequest, opts ...grpc.CallOption) (*RangeResponse, error)
 	// Reads pairs in key order as a stream of batches, of one moment.
 	StreamRange(ctx context.Context, in *StreamRangeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamRangeResponse], error)
+	// Reads one value of any length, as a stream of parts.
+	GetStream(ctx context.Context, in *GetStreamRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GetStreamResponse], error)
 	// Counts the pairs of a range.
 	Count(ctx context.Context, in *CountRequest, opts ...grpc.CallOption) (*CountResponse, error)
 	// Stores a pair.
 	Put(ctx context.Context, in *PutRequest, opts ...grpc.CallOption) (*PutResponse, error)
+	// Stores a pair whose value comes in parts. Nothing is stored unless all parts arrive.
+	PutStream(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[PutStreamRequest, PutResponse], error)
 	// Deletes a key. Deleting a key that is not there changes nothing.
 	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
 	// Deletes a range of keys. The cost does not depend on the number of pairs.
@@ -85,6 +94,16 @@ func (c *mapsClient) CreateMap(ctx context.Context, in *CreateMapRequest, opts .
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CreateMapResponse)
 	err := c.cc.Invoke(ctx, Maps_CreateMap_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *mapsClient) ConfigureMap(ctx context.Context, in *ConfigureMapRequest, opts ...grpc.CallOption) (*ConfigureMapResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConfigureMapResponse)
+	err := c.cc.Invoke(ctx, Maps_ConfigureMap_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -170,6 +189,25 @@ func (c *mapsClient) StreamRange(ctx context.Context, in *StreamRangeRequest, op
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Maps_StreamRangeClient = grpc.ServerStreamingClient[StreamRangeResponse]
 
+func (c *mapsClient) GetStream(ctx context.Context, in *GetStreamRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GetStreamResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Maps_ServiceDesc.Streams[1], Maps_GetStream_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[GetStreamRequest, GetStreamResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Maps_GetStreamClient = grpc.ServerStreamingClient[GetStreamResponse]
+
 func (c *mapsClient) Count(ctx context.Context, in *CountRequest, opts ...grpc.CallOption) (*CountResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CountResponse)
@@ -189,6 +227,19 @@ func (c *mapsClient) Put(ctx context.Context, in *PutRequest, opts ...grpc.CallO
 	}
 	return out, nil
 }
+
+func (c *mapsClient) PutStream(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[PutStreamRequest, PutResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Maps_ServiceDesc.Streams[2], Maps_PutStream_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PutStreamRequest, PutResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Maps_PutStreamClient = grpc.ClientStreamingClient[PutStreamRequest, PutResponse]
 
 func (c *mapsClient) Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -236,15 +287,17 @@ func (c *mapsClient) Add(ctx context.Context, in *AddRequest, opts ...grpc.CallO
 //
 // Reads and writes of maps. Each write is a transaction of its own; `Transactions.Commit` combines several.
 type MapsServer interface {
-	// Creates a map. Creating a map that exists changes nothing.
+	// Creates a map. Creating a map that exists changes nothing; with `keep_changes` it must keep its changes alike.
 	CreateMap(context.Context, *CreateMapRequest) (*CreateMapResponse, error)
+	// Replaces what a map keeps of its changes.
+	ConfigureMap(context.Context, *ConfigureMapRequest) (*ConfigureMapResponse, error)
 	// Lists the maps in the order of their names.
 	ListMaps(context.Context, *ListMapsRequest) (*ListMapsResponse, error)
 	// Gives a map another name.
 	RenameMap(context.Context, *RenameMapRequest) (*RenameMapResponse, error)
 	// Drops a map and its pairs.
 	DropMap(context.Context, *DropMapRequest) (*DropMapResponse, error)
-	// Reads one value.
+	// Reads one value. A value of more than 16 MiB is refused with the reason VALUE_TOO_LONG: read it with GetStream.
 	Get(context.Context, *GetRequest) (*GetResponse, error)
 	// Reads several values of one moment.
 	BatchGet(context.Context, *BatchGetRequest) (*BatchGetResponse, error)
@@ -252,10 +305,14 @@ type MapsServer interface {
 	Range(context.Context, *RangeRequest) (*RangeResponse, error)
 	// Reads pairs in key order as a stream of batches, of one moment.
 	StreamRange(*StreamRangeRequest, grpc.ServerStreamingServer[StreamRangeResponse]) error
+	// Reads one value of any length, as a stream of parts.
+	GetStream(*GetStreamRequest, grpc.ServerStreamingServer[GetStreamResponse]) error
 	// Counts the pairs of a range.
 	Count(context.Context, *CountRequest) (*CountResponse, error)
 	// Stores a pair.
 	Put(context.Context, *PutRequest) (*PutResponse, error)
+	// Stores a pair whose value comes in parts. Nothing is stored unless all parts arrive.
+	PutStream(grpc.ClientStreamingServer[PutStreamRequest, PutResponse]) error
 	// Deletes a key. Deleting a key that is not there changes nothing.
 	Delete(context.Context, *DeleteRequest) (*DeleteResponse, error)
 	// Deletes a range of keys. The cost does not depend on the number of pairs.
@@ -276,6 +333,9 @@ type UnimplementedMapsServer struct{}
 
 func (UnimplementedMapsServer) CreateMap(context.Context, *CreateMapRequest) (*CreateMapResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateMap not implemented")
+}
+func (UnimplementedMapsServer) ConfigureMap(context.Context, *ConfigureMapRequest) (*ConfigureMapResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConfigureMap not implemented")
 }
 func (UnimplementedMapsServer) ListMaps(context.Context, *ListMapsRequest) (*ListMapsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListMaps not implemented")
@@ -298,11 +358,17 @@ func (UnimplementedMapsServer) Range(context.Context, *RangeRequest) (*RangeResp
 func (UnimplementedMapsServer) StreamRange(*StreamRangeRequest, grpc.ServerStreamingServer[StreamRangeResponse]) error {
 	return status.Error(codes.Unimplemented, "method StreamRange not implemented")
 }
+func (UnimplementedMapsServer) GetStream(*GetStreamRequest, grpc.ServerStreamingServer[GetStreamResponse]) error {
+	return status.Error(codes.Unimplemented, "method GetStream not implemented")
+}
 func (UnimplementedMapsServer) Count(context.Context, *CountRequest) (*CountResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Count not implemented")
 }
 func (UnimplementedMapsServer) Put(context.Context, *PutRequest) (*PutResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Put not implemented")
+}
+func (UnimplementedMapsServer) PutStream(grpc.ClientStreamingServer[PutStreamRequest, PutResponse]) error {
+	return status.Error(codes.Unimplemented, "method PutStream not implemented")
 }
 func (UnimplementedMapsServer) Delete(context.Context, *DeleteRequest) (*DeleteResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Delete not implemented")
@@ -351,6 +417,24 @@ func _Maps_CreateMap_Handler(srv interface{}, ctx context.Context, dec func(inte
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(MapsServer).CreateMap(ctx, req.(*CreateMapRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Maps_ConfigureMap_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfigureMapRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MapsServer).ConfigureMap(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Maps_ConfigureMap_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MapsServer).ConfigureMap(ctx, req.(*ConfigureMapRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -474,6 +558,17 @@ func _Maps_StreamRange_Handler(srv interface{}, stream grpc.ServerStream) error 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Maps_StreamRangeServer = grpc.ServerStreamingServer[StreamRangeResponse]
 
+func _Maps_GetStream_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(GetStreamRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(MapsServer).GetStream(m, &grpc.GenericServerStream[GetStreamRequest, GetStreamResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Maps_GetStreamServer = grpc.ServerStreamingServer[GetStreamResponse]
+
 func _Maps_Count_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CountRequest)
 	if err := dec(in); err != nil {
@@ -509,6 +604,13 @@ func _Maps_Put_Handler(srv interface{}, ctx context.Context, dec func(interface{
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Maps_PutStream_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(MapsServer).PutStream(&grpc.GenericServerStream[PutStreamRequest, PutResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Maps_PutStreamServer = grpc.ClientStreamingServer[PutStreamRequest, PutResponse]
 
 func _Maps_Delete_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeleteRequest)
@@ -594,6 +696,10 @@ var Maps_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Maps_CreateMap_Handler,
 		},
 		{
+			MethodName: "ConfigureMap",
+			Handler:    _Maps_ConfigureMap_Handler,
+		},
+		{
 			MethodName: "ListMaps",
 			Handler:    _Maps_ListMaps_Handler,
 		},
@@ -647,6 +753,16 @@ var Maps_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "StreamRange",
 			Handler:       _Maps_StreamRange_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "GetStream",
+			Handler:       _Maps_GetStream_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "PutStream",
+			Handler:       _Maps_PutStream_Handler,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "duramen/v1/maps.proto",

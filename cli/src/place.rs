@@ -237,6 +237,7 @@ fn failure(place: &str, error: Error) -> Failure {
         (ErrorKind::DataLoss, _) => Exit::Damaged,
         _ => Exit::WrongCall,
     };
+    let failure = Failure::new(exit, format!("the server at {place}: {}", error.message));
     let hint = match (error.kind, &error.reason[..]) {
         (_, "MAP_NOT_FOUND") => "`duramen maps --server PLACE` lists the maps",
         (_, "TOPIC_NOT_FOUND") => "`duramen topics --server PLACE` lists the topics",
@@ -250,7 +251,7 @@ fn failure(place: &str, error: Error) -> Failure {
         (ErrorKind::PermissionDenied, _) => "use a token with this permission; `duramen token create` makes tokens",
         (_, "BAD_TLS") => "--ca names the authority's certificate, and --client-cert and --client-key the client's",
         (ErrorKind::UnknownOutcome, _) => "the write may have taken effect; look before you repeat it",
-        _ => return Failure::new(exit, format!("the server at {place}: {}", error.message)),
+        _ => return failure,
     };
-    Failure::new(exit, format!("the server at {place}: {}", error.message)).hint(hint)
+    failure.hint(hint)
 }

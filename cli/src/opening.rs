@@ -1,6 +1,6 @@
 //! Arguments that most commands share: the store, the map, the keys, and the notation.
 
-use std::ops::Bound;
+use std::ops::{Bound, RangeBounds};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -206,6 +206,10 @@ impl KeyRange {
             Bound::Excluded(end) => Keys::between(start, end),
             _ => Keys::starting_at(start),
         }
+    }
+
+    pub fn contains(&self, key: &[u8]) -> bool {
+        RangeBounds::<[u8]>::contains(&self.bounds(), key)
     }
 
     /// Returns the range in the form that the engine takes.

@@ -7,9 +7,11 @@ mod common;
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
+
+use common::Server;
 
 /// What package managers print when they reach no server.
 const NO_NETWORK: [&str; 7] = [
@@ -22,48 +24,12 @@ const NO_NETWORK: [&str; 7] = [
     "connection refused",
 ];
 
-/// A server on a fresh store. It is killed when it is dropped.
-struct Server {
-    process: Child,
-    address: String,
-    _directory: tempfile::TempDir,
-}
-
-impl Server {
-    fn start() -> Server {
-        let directory = tempfile::tempdir().unwrap();
-        let mut process = Command::new(common::BINARY)
-            .args([
-                "serve",
-                "--json",
-                "--log",
-                "off",
-                "--listen",
-                "127.0.0.1:0",
-                "--data-dir",
-            ])
-            .arg(directory.path().join("store"))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let read = BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line);
-        read.unwrap();
-        let told: serde_json::Value = serde_json::from_str(&line).unwrap();
-        let place = told["listening"].as_str().unwrap();
-        Server {
-            process,
-            address: place.trim_start_matches("http://").to_string(),
-            _directory: directory,
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+/// A server on a fresh store.
+fn server(directory: &tempfile::TempDir) -> (Server, String) {
+    let store = directory.path().join("store");
+    let server = Server::start_with(&store, &["--log", "off", "--listen", "127.0.0.1:0"]);
+    let address = server.place.trim_start_matches("http://").to_string();
+    (server, address)
 }
 
 fn examples(language: &str) -> PathBuf {
@@ -252,11 +218,12 @@ fn the_python_example_runs() {
         .arg(proto)
         .args([out("python_out"), out("pyi_out"), out("grpc_python_out")])
         .args(proto_files()));
-    let server = Server::start();
+    let directory = tempfile::tempdir().unwrap();
+    let (_server, address) = server(&directory);
     let text = run(Command::new(&python)
         .arg("-B")
         .arg(examples("python").join("shop.py"))
-        .arg(&server.address)
+        .arg(&address)
         .env("PYTHONPATH", generated.path()));
     assert_all_shown(&text);
 }
@@ -270,8 +237,9 @@ fn the_go_example_runs() {
     let program = tempfile::tempdir().unwrap();
     let program = program.path().join("shop");
     run(toolchain.command(&["build", "-o"]).arg(&program).arg("."));
-    let server = Server::start();
-    assert_all_shown(&run(Command::new(&program).arg(&server.address)));
+    let directory = tempfile::tempdir().unwrap();
+    let (_server, address) = server(&directory);
+    assert_all_shown(&run(Command::new(&program).arg(&address)));
 }
 
 #[test]

@@ -11,6 +11,7 @@ const COMMANDS: &[&[&str]] = &[
     &["put"],
     &["delete"],
     &["scan"],
+    &["watch"],
     &["maps"],
     &["maps", "create"],
     &["maps", "rename"],
@@ -89,6 +90,10 @@ fn whole(command: &[&str], example: &str) -> String {
             export DURAMEN_SERVER=unix:duramen.sock; {example} || exit 1; {END}"
         ),
         ["cert", "server" | "client"] => format!("test -d authority || duramen cert ca --out authority; {example}"),
+        ["watch"] => format!(
+            "(while sleep 0.05; do duramen put shop apples $RANDOM --map stock; done) & trap \"kill $!\" EXIT
+            {example}"
+        ),
         ["token", ..] => format!(
             "test -d duramen-data || duramen maps create duramen-data orders
             duramen token create reader --allow 'read:*' > token; {example}"

@@ -15,6 +15,7 @@ const COMMANDS: &[&str] = &[
     "put",
     "delete",
     "scan",
+    "watch",
     "maps",
     "maps create",
     "maps rename",

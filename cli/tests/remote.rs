@@ -329,3 +329,49 @@ fn errors_name_the_cause_and_the_cure() {
     assert!(absent.stderr.contains("cannot connect"), "{}", absent.stderr);
     assert!(absent.stderr.contains("hint: `duramen health"), "{}", absent.stderr);
 }
+
+/// A map that keeps its changes is watched from its beginning, and from a change on.
+#[test]
+fn a_map_of_a_server_is_watched() {
+    let scratch = Scratch::new();
+    let server = Server::start(&scratch.path("shop"));
+    let place = ["--server", &server.place];
+    let done = |words: &[&str], rest: &[&str]| {
+        let ended = scratch.run_with_input(&[words, &place[..], rest].concat(), b"");
+        assert_eq!(ended.code, 0, "{words:?} {rest:?}: {}", ended.stderr);
+        ended
+    };
+    done(
+        &["maps", "create"],
+        &["prices", "--keep-changes", "none", "--keep-change-bytes", "100000"],
+    );
+    done(&["put"], &["apples", "30", "--map", "prices"]);
+    done(&["put"], &["apples", "31", "--map", "prices"]);
+    done(&["put"], &["other", "1", "--map", "prices"]);
+    done(&["delete"], &["apples", "--map", "prices"]);
+    let watch = |rest: &[&str]| done(&["watch"], &[&["--map", "prices"], rest].concat());
+    let all = watch(&["--start", "earliest", "--count", "4"]);
+    assert_eq!(
+        all.text(),
+        "1\tput\tapples\t30\n2\tput\tapples\t31\n3\tput\tother\t1\n4\tdelete\tapples\t\n"
+    );
+    let last = watch(&["--start", "3", "--count", "1", "--json"]);
+    assert_eq!(
+        last.json()[0],
+        serde_json::json!({"number": 4, "key": "apples", "old": "31", "new": null})
+    );
+    let pairs = watch(&["--start", "current", "--count", "1", "--prefix", "o"]);
+    assert_eq!(pairs.text(), "\tpair\tother\t1\n");
+    let refused = |words: &[&str], rest: &[&str], says: &str| {
+        let ended = scratch.run_with_input(&[words, &place[..], rest].concat(), b"");
+        assert_eq!(ended.code, 2, "{}", ended.stderr);
+        assert!(ended.stderr.contains(says), "{}", ended.stderr);
+    };
+    done(&["maps", "create"], &["plain"]);
+    refused(&["watch"], &["--map", "plain"], "keeps no changes");
+    refused(&["watch"], &["--map", "prices", "--start", "9"], "has made 4 changes");
+    refused(&["maps", "create"], &["prices", "--keep-changes", "7"], "ConfigureMap");
+    let in_directory = scratch.run_with_input(&["watch", "shop", "--map", "plain", "--start", "current"], b"");
+    assert_eq!(in_directory.code, 2);
+    assert!(in_directory.stderr.contains("--server"), "{}", in_directory.stderr);
+}

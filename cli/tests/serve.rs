@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -256,4 +258,53 @@ fn the_unit_for_systemd_sets_known_variables() {
     for name in names {
         assert!(known.iter().any(|known| known == name), "{name} is no setting");
     }
+}
+
+/// A server whose listening socket was made for it, as systemd does. The shell gives the socket the number 3.
+fn with_a_socket(store: &Path, listener: &std::net::TcpListener) -> Command {
+    rustix::io::fcntl_setfd(listener, rustix::io::FdFlags::empty()).unwrap();
+    let line = format!(
+        "exec 3<&{}; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" serve --json --data-dir \"$1\"",
+        listener.as_raw_fd()
+    );
+    let mut command = Command::new("bash");
+    command.args(["-c", &line, common::BINARY]).arg(store);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn sockets_that_were_made_for_the_server_take_the_place_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let process = with_a_socket(&directory.path().join("store"), &listener).spawn();
+    drop(listener);
+    let mut server = Server {
+        process: process.unwrap(),
+        place: format!("http://{address}"),
+    };
+    let mut line = String::new();
+    BufReader::new(server.process.stdout.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let told: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(told["listening"], server.place);
+    assert_eq!(told["unix"], serde_json::Value::Null);
+    run(async {
+        let maps = ListMapsRequest::default();
+        MapsClient::new(channel(&server).await).list_maps(maps).await.unwrap();
+    });
+    let process = rustix::process::Pid::from_child(&server.process);
+    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+    assert!(server.process.wait().unwrap().success());
+
+    // A socket that other machines reach needs TLS, as an address does.
+    let remote = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    let refused = with_a_socket(&directory.path().join("store"), &remote)
+        .output()
+        .unwrap();
+    assert!(!refused.status.success());
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(told.contains("nothing is encrypted"), "{told}");
 }

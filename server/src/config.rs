@@ -174,6 +174,8 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// See the setting of this name.
     pub unix_socket: Option<PathBuf>,
+    /// See the setting of this name.
+    pub allow_remote_plaintext: bool,
     /// The files of TLS. `None`: TCP is not encrypted.
     pub tls: Option<TlsFiles>,
     /// See the setting of this name.
@@ -269,6 +271,7 @@ impl Config {
             data_dir: values.of("data_dir").into(),
             listen: values.parsed_unless_empty("listen", "an address and a port, as in 127.0.0.1:7420")?,
             unix_socket: values.path("unix_socket"),
+            allow_remote_plaintext: values.parsed("allow_remote_plaintext", "true or false")?,
             tls: values.tls()?,
             threads: match values.parsed("threads", "a number of threads, as in 4")? {
                 0 => std::thread::available_parallelism().map_or(1, usize::from).min(8),
@@ -305,7 +308,7 @@ impl Config {
             },
             origins: origins.clone(),
         };
-        let allows_remote: bool = values.parsed("allow_remote_plaintext", "true or false")?;
+        let allows_remote = config.allow_remote_plaintext;
         match config.listen {
             None if config.unix_socket.is_none() => {
                 let message = "the server would listen nowhere; set `listen` or `unix_socket`";

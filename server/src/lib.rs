@@ -30,6 +30,7 @@ mod serve;
 mod services;
 mod session;
 mod signals;
+mod sockets;
 mod state;
 mod tokens;
 

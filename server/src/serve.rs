@@ -4,9 +4,9 @@
 //! connection stays on one thread: a call then costs no wake-up of another thread.
 
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -41,6 +41,7 @@ use crate::room::Room;
 use crate::security::{Certificates, Guard, Renewal, TlsError};
 use crate::services::{AdminService, MapsService, TopicsService, TransactionsService, WatchService};
 use crate::session::{Registry, Rooms, end_expired};
+use crate::sockets::Sockets;
 use crate::state::{Inner, State};
 
 /// The largest request and response, in bytes.
@@ -118,6 +119,8 @@ pub struct Running {
     grace: Duration,
     directory: PathBuf,
     store: Store,
+    /// The unix socket that the server has made.
+    made: Option<PathBuf>,
 }
 
 /// Opens the store and begins to serve it. When this returns, the store is recovered and requests are answered.
@@ -159,8 +162,16 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     let accepting = runtime()?;
     let recovered = begun.elapsed();
     let metrics = accepting.block_on(async { config.metrics_listen.map(listen_for_scrapes).transpose() })?;
-    let (mut listening, tcp, unix) = accepting.block_on(async { listen(config) })?;
-    listening.metrics = metrics.as_ref().map(metrics::Listener::address);
+    let sockets = Sockets::open(config)?;
+    let first_tcp = sockets.tcp.first().and_then(|listener| listener.local_addr().ok());
+    let first_unix = sockets.unix.first().and_then(|listener| listener.local_addr().ok());
+    let listening = Listening {
+        tcp: first_tcp,
+        is_tls: first_tcp.is_some() && config.tls.is_some(),
+        unix: first_unix.and_then(|address| address.as_pathname().map(Path::to_path_buf)),
+        metrics: metrics.as_ref().map(metrics::Listener::address),
+    };
+    let made = sockets.made.clone();
     let (health, _) = tonic_health::server::health_reporter();
     accepting.block_on(set_health(&health, ServingStatus::Serving));
     let methods = Arc::new(Methods::of_server());
@@ -194,7 +205,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         accepting.block_on(async {
             let mut closing = closing;
             tokio::select! {
-                () = accept(tcp, certificates, unix, serving, room) => {}
+                () = accept(sockets, certificates, serving, room) => {}
                 () = metrics::serve(metrics, sources) => {}
                 () = renew(renewal) => {}
                 () = end_old_listings(&pages) => {}
@@ -223,6 +234,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         grace: config.grace,
         directory: config.data_dir.clone(),
         store,
+        made,
     })
 }
 
@@ -251,7 +263,7 @@ impl Running {
             }
         });
         // Threads that have not ended hold the store; the process ends them.
-        if let Some(path) = &self.listening.unix {
+        if let Some(path) = &self.made {
             let _ = fs::remove_file(path);
         }
         drop(self.state);
@@ -291,60 +303,6 @@ fn runtime() -> Result<Runtime, ServeError> {
         .map_err(ServeError::Thread)
 }
 
-fn listen(config: &Config) -> Result<(Listening, Option<TcpListener>, Option<UnixListener>), ServeError> {
-    let mut listening = Listening::default();
-    let tcp = match config.listen {
-        None => None,
-        Some(address) => {
-            let failed = |error: io::Error| ServeError::Listen {
-                place: address.to_string(),
-                cure: match error.kind() {
-                    ErrorKind::AddrInUse => "another program has this port; name another one with --listen",
-                    ErrorKind::PermissionDenied => "take a port above 1023",
-                    _ => "name an address of this machine with --listen",
-                },
-                error,
-            };
-            let listener = std::net::TcpListener::bind(address).map_err(failed)?;
-            listener.set_nonblocking(true).map_err(failed)?;
-            listening.tcp = Some(listener.local_addr().map_err(failed)?);
-            listening.is_tls = config.tls.is_some();
-            Some(TcpListener::from_std(listener).map_err(failed)?)
-        }
-    };
-    let unix = match &config.unix_socket {
-        None => None,
-        Some(path) => {
-            let failed = |error| ServeError::Listen {
-                place: path.display().to_string(),
-                error,
-                cure: "name a path in a directory of this user with --unix-socket",
-            };
-            // A server that was killed leaves its socket. A server that runs answers.
-            if path.exists() {
-                match std::os::unix::net::UnixStream::connect(path) {
-                    Ok(_) => {
-                        return Err(ServeError::Listen {
-                            place: path.display().to_string(),
-                            error: ErrorKind::AddrInUse.into(),
-                            cure: "another server listens there; name another path with --unix-socket",
-                        });
-                    }
-                    Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                        fs::remove_file(path).map_err(failed)?;
-                    }
-                    Err(error) => return Err(failed(error)),
-                }
-            }
-            let listener = UnixListener::bind(path).map_err(failed)?;
-            fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(failed)?;
-            listening.unix = Some(path.clone());
-            Some(listener)
-        }
-    };
-    Ok((listening, tcp, unix))
-}
-
 fn listen_for_scrapes(address: SocketAddr) -> Result<metrics::Listener, ServeError> {
     metrics::listen(address).map_err(|error| ServeError::Listen {
         place: address.to_string(),
@@ -371,23 +329,21 @@ async fn renew(renewal: Option<Renewal>) {
 
 /// Accepts connections and gives them to the serving threads by turns.
 async fn accept(
-    tcp: Option<TcpListener>,
+    sockets: Sockets,
     certificates: Option<Certificates>,
-    unix: Option<UnixListener>,
     serving: Vec<mpsc::Sender<Accepted>>,
     room: Arc<Room>,
 ) {
+    let (sender, mut accepted) = mpsc::channel(1);
+    for listener in sockets.tcp {
+        tokio::spawn(accept_tcp(listener, sender.clone()));
+    }
+    for listener in sockets.unix {
+        tokio::spawn(accept_unix(listener, sender.clone()));
+    }
+    drop(sender);
     let mut turn = 0;
-    loop {
-        let accepted = tokio::select! {
-            accepted = accept_tcp(tcp.as_ref()) => accepted,
-            accepted = accept_unix(unix.as_ref()) => accepted,
-        };
-        let Ok(accepted) = accepted else {
-            // Out of descriptors, for example: the loop must not spin.
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            continue;
-        };
+    while let Some(accepted) = accepted.recv().await {
         // Without room the connection is closed, and the client tries again later.
         let Some(permit) = room.take() else {
             continue;
@@ -411,21 +367,43 @@ enum New {
     Unix(std::os::unix::net::UnixStream),
 }
 
-async fn accept_tcp(listener: Option<&TcpListener>) -> io::Result<New> {
-    let Some(listener) = listener else {
-        return std::future::pending().await;
+/// How long an accepting task waits after an error: out of descriptors, for example, it must not spin.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
+
+async fn accept_tcp(listener: std::net::TcpListener, accepted: mpsc::Sender<New>) {
+    let Ok(listener) = TcpListener::from_std(listener) else {
+        return;
     };
-    let (stream, _) = listener.accept().await?;
-    stream.set_nodelay(true)?;
-    stream.into_std().map(New::Tcp)
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        // A peer that has gone already is left out.
+        let stream = stream.set_nodelay(true).and_then(|()| stream.into_std());
+        if let Ok(stream) = stream
+            && accepted.send(New::Tcp(stream)).await.is_err()
+        {
+            return;
+        }
+    }
 }
 
-async fn accept_unix(listener: Option<&UnixListener>) -> io::Result<New> {
-    let Some(listener) = listener else {
-        return std::future::pending().await;
+async fn accept_unix(listener: std::os::unix::net::UnixListener, accepted: mpsc::Sender<New>) {
+    let Ok(listener) = UnixListener::from_std(listener) else {
+        return;
     };
-    let (stream, _) = listener.accept().await?;
-    stream.into_std().map(New::Unix)
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        if let Ok(stream) = stream.into_std()
+            && accepted.send(New::Unix(stream)).await.is_err()
+        {
+            return;
+        }
+    }
 }
 
 /// Serves the connections of one thread until the server ends.

@@ -373,6 +373,7 @@ fn groups_are_created_configured_paused_reset_and_deleted() {
             }),
             lease_ms: 9_000,
             in_flight: 7,
+            synced: true,
         };
         prepare(&mut clients, options.clone(), 0).await;
         assert_eq!(described(&mut clients).await.group_options, Some(options.clone()));

@@ -99,7 +99,10 @@ fn child_that_serves() {
 
 fn told(what: &str, number: usize, before: usize, after: usize) {
     let each = after.saturating_sub(before) / number.max(1);
-    println!("{number} {what}: {each} bytes of the server's memory each, {} MB in all", after >> 20);
+    println!(
+        "{number} {what}: {each} bytes of the server's memory each, {} MB in all",
+        after >> 20
+    );
 }
 
 async fn create(topics: &mut TopicsClient<Channel>, topic: &str) {
@@ -165,10 +168,18 @@ fn idle_subscriptions_get_their_messages() {
             }
             sessions.push((requests, session));
         }
-        told("idle subscriptions on 10 sessions", each * SESSIONS, before, server.memory());
+        told(
+            "idle subscriptions on 10 sessions",
+            each * SESSIONS,
+            before,
+            server.memory(),
+        );
         let at_rest = server.processor_time();
         tokio::time::sleep(Duration::from_secs(1)).await;
-        println!("processor time in a second at rest: {} ms", 10 * (server.processor_time() - at_rest));
+        println!(
+            "processor time in a second at rest: {} ms",
+            10 * (server.processor_time() - at_rest)
+        );
 
         for n in 0..each {
             topics.publish(publish(&format!("topic{n}"), vec![1])).await.unwrap();

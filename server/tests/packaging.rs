@@ -124,7 +124,10 @@ fn named_settings(file: &str) -> Vec<String> {
     let text = read(file);
     let is_letter = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     let words = text.split(|letter| !is_letter(letter));
-    words.filter(|word| word.starts_with("DURAMEN_")).map(String::from).collect()
+    words
+        .filter(|word| word.starts_with("DURAMEN_"))
+        .map(String::from)
+        .collect()
 }
 
 #[test]
@@ -142,7 +145,10 @@ fn the_unit_and_the_container_name_settings_that_there_are() {
 /// All addresses of a container are remote ones: the server does not listen there without a decision of its user.
 #[test]
 fn the_container_does_not_serve_plaintext_by_accident() {
-    let flags = [("data_dir", "store".to_string()), ("listen", "0.0.0.0:7420".to_string())];
+    let flags = [
+        ("data_dir", "store".to_string()),
+        ("listen", "0.0.0.0:7420".to_string()),
+    ];
     let refused = Config::collect(&flags, None).unwrap_err().to_string();
     assert!(refused.contains("allow_remote_plaintext"), "{refused}");
     let text = read("packaging/Containerfile");

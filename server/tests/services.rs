@@ -681,3 +681,88 @@ fn a_server_that_stops_under_load_keeps_what_it_acknowledged() {
     });
     server.stop().unwrap();
 }
+
+/// A client that reads the options of a topic or a group and configures with them changes nothing else.
+#[test]
+fn every_option_of_topics_and_groups_goes_through_the_network() {
+    use duramen::topic::{Filter, GroupOptions, Retention, TopicOptions, Topics};
+    use std::time::Duration;
+
+    let directory = tempfile::tempdir().unwrap();
+    let store = duramen::Store::open(directory.path().join("store")).unwrap();
+    let topics = Topics::open(&store).unwrap();
+    let odd = TopicOptions::new()
+        .keep_for(Duration::from_secs(77))
+        .keep_bytes(1_000_001)
+        .keep_messages(1_234)
+        .drop_acknowledged(true)
+        .remember_publishers_for(None)
+        .retention(Retention::ProtectGroups { max_bytes: 99_999 })
+        .deduplicate_for(Duration::from_secs(5))
+        .message_expiry(true)
+        .latest_per_key(true);
+    let bounded = TopicOptions::new()
+        .keep_messages(10)
+        .discard_new(true)
+        .remember_publishers_for(Some(Duration::from_secs(3)));
+    let all = [("usual", TopicOptions::new()), ("odd", odd), ("bounded", bounded)];
+    for (name, options) in &all {
+        topics.create(name, options.clone()).unwrap();
+    }
+    let group_options = GroupOptions::new()
+        .lease(Duration::from_secs(7))
+        .tries(3)
+        .in_flight(17)
+        .back_off(&[Duration::from_secs(2)])
+        .discard_dead_letters()
+        .durability(duramen::Durability::Synced)
+        .filter(Filter::new().key("a*"));
+    let usual = topics.topic("usual").unwrap();
+    usual
+        .create_group("odd", duramen::topic::Start::Beginning, group_options)
+        .unwrap();
+    let before = format!("{:?}", usual.existing_group("odd").unwrap().describe().unwrap().options);
+    drop((usual, topics));
+    store.close().unwrap();
+
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        for (topic, _) in &all {
+            let describe = DescribeTopicRequest {
+                topic: topic.to_string(),
+                ..Default::default()
+            };
+            let described = clients.topics.describe_topic(describe).await.unwrap().into_inner();
+            let configure = ConfigureTopicRequest {
+                topic: topic.to_string(),
+                topic_options: described.topic_options,
+                ..Default::default()
+            };
+            clients.topics.configure_topic(configure).await.unwrap();
+        }
+        let list = ListGroupsRequest {
+            topic: "usual".into(),
+            ..Default::default()
+        };
+        let listed = clients.topics.list_groups(list).await.unwrap().into_inner();
+        let configure = ConfigureGroupRequest {
+            topic: "usual".into(),
+            group: "odd".into(),
+            group_options: listed.groups[0].group_options.clone(),
+            ..Default::default()
+        };
+        clients.topics.configure_group(configure).await.unwrap();
+    });
+    server.stop().unwrap();
+
+    let store = duramen::Store::open(directory.path().join("store")).unwrap();
+    let topics = Topics::open(&store).unwrap();
+    for (name, options) in &all {
+        let now = topics.topic(name).unwrap().describe().unwrap().options;
+        assert_eq!(format!("{now:?}"), format!("{options:?}"), "{name}");
+    }
+    let usual = topics.topic("usual").unwrap();
+    let now = usual.existing_group("odd").unwrap().describe().unwrap().options;
+    assert_eq!(format!("{now:?}"), before);
+}

@@ -1,11 +1,14 @@
 //! `duramen maps`: lists maps; creates, renames and drops them.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand};
-use duramen_client::Keys;
+use duramen_client::{KeepChanges, Keys};
 use serde_json::json;
 
 use super::changes::{finish, refuse_unless};
 use crate::exit::{Exit, Failure, Outcome};
+use crate::limit::{Limit, time_limit};
 use crate::opening::existing;
 use crate::output::Output;
 use crate::place::{Place, PlaceArguments};
@@ -23,7 +26,9 @@ const EXAMPLES: &str = r"Examples:
 const CREATE_EXAMPLES: &str = r"Examples:
   Make a map; the store is made when it is missing:
     $ duramen maps create shop returns
-    $ duramen maps create new-shop stock --json";
+    $ duramen maps create new-shop stock --json
+  On a server, a map that keeps its changes for a day, for `duramen watch`:
+    $ duramen maps create --server unix:duramen.sock offers --keep-changes 86400";
 
 const RENAME_EXAMPLES: &str = r"Examples:
   Costs the same however much is in the map:
@@ -59,6 +64,12 @@ enum Change {
         place: PlaceArguments,
         /// Its name
         name: String,
+        /// On a server: keep its changes for so many seconds (none: no limit), for `duramen watch`
+        #[arg(long, value_name = "SECONDS", value_parser = time_limit, requires = "server")]
+        keep_changes: Option<Limit<Duration>>,
+        /// Keep at most so many bytes of changes
+        #[arg(long, value_name = "BYTES", requires = "keep_changes")]
+        keep_change_bytes: Option<u64>,
     },
     /// Give a map another name
     #[command(after_help = RENAME_EXAMPLES)]
@@ -126,9 +137,18 @@ fn list(place: &Place, with_count: bool, output: &mut Output) -> Outcome {
 impl Change {
     fn run(self, output: &mut Output) -> Outcome {
         let (place, done) = match self {
-            Change::Create { place, name } => {
+            Change::Create {
+                place,
+                name,
+                keep_changes,
+                keep_change_bytes,
+            } => {
                 let place = place.open_or_create()?;
-                create(&place, &name)?;
+                let limits = keep_changes.map(|Limit(time)| KeepChanges {
+                    age_ms: time.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+                    bytes: keep_change_bytes.unwrap_or(0),
+                });
+                create(&place, &name, limits)?;
                 (place, json!({"created": name}))
             }
             Change::Rename { place, from, to } => {
@@ -146,11 +166,15 @@ impl Change {
     }
 }
 
-fn create(place: &Place, name: &str) -> Outcome<()> {
+fn create(place: &Place, name: &str, keep_changes: Option<KeepChanges>) -> Outcome<()> {
     match place {
         Place::Directory(store) => store.maps().create(name).map(drop)?,
         Place::Server(server) => {
-            if !server.wait(server.client.create_map(name))? {
+            let is_new = match keep_changes {
+                None => server.wait(server.client.create_map(name))?,
+                Some(limits) => server.wait(server.client.create_watched_map(name, limits))?,
+            };
+            if !is_new {
                 return Err(Failure::wrong_call(format!("there is a map named {name:?} already")));
             }
         }

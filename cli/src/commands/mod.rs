@@ -25,6 +25,7 @@ mod token;
 mod topics;
 mod torture;
 mod tour;
+mod watch;
 
 use clap::Subcommand;
 
@@ -40,6 +41,7 @@ pub enum Command {
     Put(put::Put),
     Delete(delete::Delete),
     Scan(scan::Scan),
+    Watch(watch::Watch),
     Maps(maps::Maps),
     Topics(topics::Topics),
     Groups(groups::Groups),
@@ -75,6 +77,7 @@ impl Command {
             Command::Put(put) => put.run(output),
             Command::Delete(delete) => delete.run(output),
             Command::Scan(scan) => scan.run(output),
+            Command::Watch(watch) => watch.run(output),
             Command::Maps(maps) => maps.run(output),
             Command::Topics(topics) => topics.run(output),
             Command::Groups(groups) => groups.run(output),

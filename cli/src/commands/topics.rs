@@ -181,26 +181,23 @@ impl Keeps {
         options
     }
 
-    /// Returns the options of a new topic of a server, which knows some of them.
-    fn on_server(&self) -> Outcome<duramen_client::TopicOptions> {
-        let is_beyond = self.drop_acknowledged.is_some()
-            || self.remember_publishers_for.is_some()
-            || self.protect_groups.is_some()
-            || self.discard_new.is_some()
-            || self.deduplicate_for.is_some();
-        if is_beyond {
-            let message =
-                "a server takes --keep-for, --keep-bytes, --keep-messages, --message-expiry and --latest-per-key";
-            return Err(Failure::wrong_call(message).hint("give the other options with the directory of the store"));
-        }
+    /// Returns the options of a new topic of a server.
+    fn on_server(&self) -> duramen_client::TopicOptions {
         let options = self.changed(TopicOptions::new());
-        Ok(duramen_client::TopicOptions {
-            keep_for_ms: options.keep_for.map_or(0, |time| time.as_millis() as u64),
+        let millis =
+            |time: Option<Duration>| time.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        duramen_client::TopicOptions {
+            keep_for_ms: millis(options.keep_for),
             keep_bytes: options.keep_bytes.unwrap_or(0),
             keep_messages: options.keep_messages.unwrap_or(0),
             message_expiry: options.message_expiry,
             latest_per_key: options.latest_per_key,
-        })
+            drop_acknowledged: options.drop_acknowledged,
+            protect_groups_bytes: protected_bytes(&options).unwrap_or(0),
+            discard_new: options.discard_new,
+            deduplicate_for_ms: millis(options.deduplicate_for),
+            remember_publishers_for_ms: Some(millis(options.remember_publishers_for)),
+        }
     }
 }
 
@@ -484,7 +481,7 @@ fn create(place: &Place, name: &str, keeps: &Keeps) -> Outcome<()> {
             TopicsOfStore::open(store)?.create(name, keeps.changed(TopicOptions::new()))?;
         }
         Place::Server(server) => {
-            let options = keeps.on_server()?;
+            let options = keeps.on_server();
             if !server.wait(server.client.create_topic(name, options))? {
                 return Err(Failure::wrong_call(format!("there is a topic named {name:?} already")));
             }

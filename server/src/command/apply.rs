@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, UNIX_EPOCH};
 
-use duramen::topic::{Group, Message, Ticket, Topic, TopicError, TopicOptions, TopicWrites, Topics, TopicsOptions};
+use duramen::topic::{Group, Message, Ticket, Topic, TopicError, TopicWrites, Topics, TopicsOptions};
 use duramen::{CommitFuture, Durability, Error, Map, Result, Store, Transaction, TransactionOptions};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
@@ -17,6 +17,7 @@ use tonic::Code;
 use super::ENTRY_VERSION;
 use super::idempotency::{Keys, Known};
 use super::kept::{Kept, Recorder};
+use super::options::topic_options;
 use super::refusal::{refusal_of, refused};
 use super::sessions::Sessions;
 use super::token::{self, TOKENS};
@@ -537,20 +538,4 @@ fn to_publish(message: &v1::Message) -> Message<'_> {
         published = published.expires_after(Duration::from_millis(message.expires_after_ms));
     }
     published
-}
-
-fn topic_options(options: Option<&v1::TopicOptions>) -> TopicOptions {
-    let mut made = TopicOptions::new();
-    let Some(options) = options else { return made };
-    if options.keep_for_ms > 0 {
-        made = made.keep_for(Duration::from_millis(options.keep_for_ms));
-    }
-    if options.keep_bytes > 0 {
-        made = made.keep_bytes(options.keep_bytes);
-    }
-    if options.keep_messages > 0 {
-        made = made.keep_messages(options.keep_messages);
-    }
-    made.message_expiry(options.message_expiry)
-        .latest_per_key(options.latest_per_key)
 }

@@ -2,20 +2,20 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use duramen::topic::{DeadLetters, Filter, Group, GroupOptions, LeaseRequest, Leasing, Start, TopicError, Verdict};
+use duramen::topic::{Group, LeaseRequest, Leasing, Start, TopicError, Verdict};
 use duramen::{Error, Kind, Transaction};
 use duramen_proto::command::outcome::Outcome as Led;
 use duramen_proto::command::{
     ConfigureGroup, CreateGroup, EndSession, Extend, Lease, Leased, OpenSession, Redrive, Redriven, StoredLease,
     StoredSession,
 };
-use duramen_proto::v1::group_options::DeadLetters as AskedDead;
 use duramen_proto::v1::position::At;
 use duramen_proto::v1::settlement::Verdict as Said;
-use duramen_proto::v1::{self, Position, Settlement};
+use duramen_proto::v1::{Position, Settlement};
 use tonic::Code;
 
 use super::apply::{Applier, Ran, Stopped, outcome};
+use super::options::group_options;
 use super::refusal::refused;
 use super::sessions::{SESSION_BYTES, SentLease};
 
@@ -280,72 +280,5 @@ pub(crate) fn start_of(position: Option<&Position>) -> Start {
         Some(At::TimeMs(time)) => Start::Time(UNIX_EPOCH + Duration::from_millis(time)),
         Some(At::Earliest(_)) => Start::Beginning,
         Some(At::Last(messages)) => Start::Last(messages),
-    }
-}
-
-fn group_options(options: Option<&v1::GroupOptions>) -> GroupOptions {
-    let mut made = GroupOptions::new();
-    let Some(options) = options else { return made };
-    if options.lease_ms > 0 {
-        made = made.lease(Duration::from_millis(options.lease_ms));
-    }
-    made = match options.tries {
-        None => made,
-        Some(0) => made.tries_without_end(),
-        Some(tries) => made.tries(tries),
-    };
-    if options.in_flight > 0 {
-        made = made.in_flight(options.in_flight);
-    }
-    if !options.back_off_ms.is_empty() {
-        let delays: Vec<_> = options.back_off_ms.iter().copied().map(Duration::from_millis).collect();
-        made = made.back_off(&delays);
-    }
-    made = match &options.dead_letters {
-        None => made,
-        Some(AskedDead::DeadLetterTopic(topic)) => made.dead_letters(topic),
-        Some(AskedDead::DiscardDeadLetters(discards)) => match discards {
-            true => made.discard_dead_letters(),
-            false => made,
-        },
-    };
-    if let Some(asked) = &options.filter {
-        let mut filter = Filter::new();
-        if !asked.key.is_empty() {
-            filter = filter.key(&asked.key);
-        }
-        for header in &asked.headers {
-            filter = filter.header(&header.name, &header.value);
-        }
-        made = made.filter(filter);
-    }
-    made.order_by_key(options.order_by_key)
-}
-
-/// The options of a group as clients read them.
-pub(crate) fn to_group_options(options: &GroupOptions) -> v1::GroupOptions {
-    let filter = (!options.filter.is_empty()).then(|| v1::Filter {
-        key: options.filter.wanted_key().unwrap_or_default().into(),
-        headers: options
-            .filter
-            .wanted_headers()
-            .map(|(name, value)| v1::HeaderFilter {
-                name: name.into(),
-                value: value.into(),
-            })
-            .collect(),
-    });
-    v1::GroupOptions {
-        lease_ms: options.lease.as_millis() as u64,
-        tries: Some(options.tries.unwrap_or(0)),
-        in_flight: options.in_flight,
-        back_off_ms: options.back_off.iter().map(|delay| delay.as_millis() as u64).collect(),
-        dead_letters: match &options.dead_letters {
-            DeadLetters::Topic(topic) => Some(AskedDead::DeadLetterTopic(topic.clone())),
-            DeadLetters::Discard => Some(AskedDead::DiscardDeadLetters(true)),
-            _ => None,
-        },
-        order_by_key: options.order_by_key,
-        filter,
     }
 }

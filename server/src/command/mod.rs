@@ -8,14 +8,16 @@ mod apply;
 mod groups;
 mod idempotency;
 mod kept;
+mod options;
 mod refusal;
 mod sessions;
 mod token;
 
 pub(crate) use apply::map_not_found;
 pub use apply::{Applied, Applier};
-pub(crate) use groups::{start_of, to_group_options};
+pub(crate) use groups::start_of;
 pub(crate) use kept::{Kept, keeps_none};
+pub(crate) use options::{to_group_options, to_topic_options};
 pub(crate) use refusal::refusal_of;
 pub use sessions::SESSION_BYTES;
 pub(crate) use token::TOKENS;

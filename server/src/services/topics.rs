@@ -21,6 +21,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::groups;
+use crate::command::to_topic_options;
 use crate::error::{failed, invalid, stopping, unanswered};
 use crate::pipeline::{Answer, Level};
 use crate::security::{Access, Caller, Credentials, Resource};
@@ -142,18 +143,11 @@ impl Topics for TopicsService {
         check_space(&request.get_ref().space)?;
         let topic = self.0.topic(&request.get_ref().topic)?;
         let described = topic.describe().map_err(|error| failed(&error))?;
-        let options = &described.options;
         Ok(Response::new(DescribeTopicResponse {
             first_offset: described.first,
             next_offset: described.next,
             bytes: described.bytes,
-            topic_options: Some(TopicOptions {
-                keep_for_ms: options.keep_for.map_or(0, |age| age.as_millis() as u64),
-                keep_bytes: options.keep_bytes.unwrap_or(0),
-                keep_messages: options.keep_messages.unwrap_or(0),
-                message_expiry: options.message_expiry,
-                latest_per_key: options.latest_per_key,
-            }),
+            topic_options: Some(to_topic_options(&described.options)),
         }))
     }
 

@@ -337,6 +337,8 @@ fn a_position_that_is_gone_or_was_never_reached_is_refused() {
             (Code::OutOfRange, "CHANGES_NOT_MADE"),
             "{future}"
         );
+        let largest = scene.refused("m", Some(Start::After(u64::MAX))).await;
+        assert_eq!(reason(&largest), "CHANGES_NOT_MADE", "{largest}");
 
         let mut kept = scene.watch("m", Some(Start::Earliest(true))).await;
         kept.next().await.unwrap();

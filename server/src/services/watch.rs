@@ -209,14 +209,7 @@ impl Watcher {
 
 /// Refuses a position after which changes are missing.
 fn check_position(map: &str, kept: &StoredKept, position: u64) -> Result<(), Status> {
-    if position + 1 < kept.first {
-        let message = format!(
-            "the map {map:?} keeps its changes from number {} on, and the watch would go on after {position}; read the \
-             pairs again, for example by a watch that begins with `current`",
-            kept.first
-        );
-        return Err(status(Code::OutOfRange, "CHANGES_GONE", message));
-    }
+    // First, because the client may send the largest of all numbers.
     if position >= kept.next {
         let message = format!(
             "the map {map:?} has made {} changes, and the watch would go on after {position}; the position belongs to \
@@ -224,6 +217,14 @@ fn check_position(map: &str, kept: &StoredKept, position: u64) -> Result<(), Sta
             kept.next - 1
         );
         return Err(status(Code::OutOfRange, "CHANGES_NOT_MADE", message));
+    }
+    if position + 1 < kept.first {
+        let message = format!(
+            "the map {map:?} keeps its changes from number {} on, and the watch would go on after {position}; read the \
+             pairs again, for example by a watch that begins with `current`",
+            kept.first
+        );
+        return Err(status(Code::OutOfRange, "CHANGES_GONE", message));
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use duramen::{Listener, Map, Sequence, Snapshot};
 use duramen_proto::command::{StoredChange, StoredKept};
@@ -39,7 +39,7 @@ impl Watch for WatchService {
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let credentials = Credentials::of(&request);
-        check(&self.0, &credentials, &request.get_ref().map)?;
+        may_read(&self.0, &credentials, &request.get_ref().map)?;
         let request = request.into_inner();
         check_space(&request.space)?;
         let watcher = Watcher::begin(self.0.clone(), credentials, request)?;
@@ -50,7 +50,7 @@ impl Watch for WatchService {
     }
 }
 
-fn check(state: &State, credentials: &Credentials, map: &str) -> Result<(), Status> {
+fn may_read(state: &State, credentials: &Credentials, map: &str) -> Result<(), Status> {
     state.guard.caller(credentials)?.may(Access::Read, Resource::Map(map))
 }
 
@@ -67,6 +67,8 @@ struct Watcher {
     /// The moment whose pairs are sent first.
     current: Option<Snapshot>,
     bell: Bell,
+    /// When it was last looked at whether the client may read the map.
+    checked: Instant,
 }
 
 impl Watcher {
@@ -93,6 +95,7 @@ impl Watcher {
             told: position,
             current,
             bell,
+            checked: Instant::now(),
         })
     }
 
@@ -120,11 +123,11 @@ impl Watcher {
         if !is_sent {
             return Ok(());
         }
-        let mut checks = tokio::time::interval(CHECK);
         loop {
             self.bell.arm();
             let (changes, has_more) = self.look()?;
             let is_untold = self.position - self.told >= UNTOLD_MAX;
+            self.check()?;
             if !changes.is_empty() || is_untold {
                 let response = self.response(changes);
                 if sender.send(Ok(response)).await.is_err() {
@@ -137,9 +140,19 @@ impl Watcher {
             }
             tokio::select! {
                 () = self.bell.rung() => {}
-                _ = checks.tick() => check(&self.state, &self.credentials, &self.request.map)?,
+                () = tokio::time::sleep(CHECK) => {}
             }
         }
+    }
+
+    /// Refuses to go on when the client may not read the map any more. It looks from time to time, also while there is
+    /// always something to send.
+    fn check(&mut self) -> Result<(), Status> {
+        if self.checked.elapsed() < CHECK {
+            return Ok(());
+        }
+        self.checked = Instant::now();
+        may_read(&self.state, &self.credentials, &self.request.map)
     }
 
     /// Sends the pairs of a moment. Returns whether the client takes them.
@@ -156,6 +169,7 @@ impl Watcher {
         };
         let mut after: Option<Bytes> = None;
         loop {
+            self.check()?;
             let (pairs, has_more) = walk.batch(snapshot, after.as_deref(), BATCH_CHANGES)?;
             after = pairs.last().map(|pair| pair.key.clone());
             let response = WatchResponse {

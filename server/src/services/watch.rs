@@ -152,7 +152,7 @@ impl Watcher {
             return Ok(());
         }
         self.checked = Instant::now();
-        may_read(&self.state, &self.credentials, &self.request.map)
+        may_read(&self.state, &self.credentials, &self.map.current_name())
     }
 
     /// Sends the pairs of a moment. Returns whether the client takes them.

@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
 use common::*;
 use duramen::Store;
 use duramen_proto::v1::admin_client::AdminClient;
@@ -193,6 +196,8 @@ fn values_that_arrive_in_parts_share_the_room_of_the_queue() {
 fn a_copy_is_a_store_of_its_own() {
     let directory = tempfile::tempdir().unwrap();
     let copies = directory.path().join("copies");
+    std::fs::create_dir(&copies).unwrap();
+    std::fs::set_permissions(&copies, Permissions::from_mode(0o755)).unwrap();
     let server = serve_with(directory.path(), &[("copy_dir", copies.to_str().unwrap())]);
     client(async {
         let mut clients = connect(&server).await;
@@ -204,6 +209,8 @@ fn a_copy_is_a_store_of_its_own() {
         let copy = |name: &str| CopyRequest { name: name.into() };
         let copied = admin.copy(copy("2026-11-27.1")).await.unwrap().into_inner();
         assert_eq!(copied.directory, copies.join("2026-11-27.1").display().to_string());
+        let permissions = std::fs::metadata(&copied.directory).unwrap().permissions();
+        assert_eq!(permissions.mode() & 0o777, 0o700);
         clients.maps.put(put("m", "c", "c")).await.unwrap();
         let again = admin.copy(copy("2026-11-27.1")).await.unwrap_err();
         assert_eq!(

@@ -117,12 +117,13 @@ fn copy(store: &duramen::Store, unfinished: &Path, directory: &Path) -> Result<C
         let message = format!("the copy cannot be made in {}: {error}", directory.display());
         status(Code::FailedPrecondition, "COPY_DIRECTORY", message)
     };
-    let copies = directory.parent().unwrap_or(directory);
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(copies);
+    // The copy holds what the store holds, so no other user may read it.
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(unfinished);
     made.map_err(in_directory)?;
     let mut pairs = 0;
     let copied = store.copy(unfinished, &mut |progress| pairs = progress.done);
     let named = copied.map_err(|error| failed(&error)).and_then(|()| {
+        let copies = directory.parent().unwrap_or(directory);
         let named = fs::rename(unfinished, directory).and_then(|()| File::open(copies)?.sync_all());
         named.map_err(in_directory)
     });

@@ -68,7 +68,7 @@ struct Asked {
 }
 
 /// Room in the queue, which is given back when the command is answered or dropped.
-pub(crate) struct Reserved {
+struct Reserved {
     shared: Arc<Shared>,
     bytes: usize,
 }
@@ -175,7 +175,15 @@ impl Pipeline {
         if shared.is_closed.load(Ordering::Acquire) {
             return Err(stopping());
         }
-        let reserved = self.reserve(command.encoded_len() + mem::size_of::<Queued>())?;
+        let bytes = command.encoded_len() + mem::size_of::<Queued>();
+        let before = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let reserved = Reserved {
+            shared: shared.clone(),
+            bytes,
+        };
+        if before > 0 && before + bytes > shared.limits.queued_bytes {
+            return Err(overloaded());
+        }
         let (reply, answer) = oneshot::channel();
         let asked = Asked { level, reply, reserved };
         locked(&shared.queue).push(Queued { command, asked });
@@ -183,23 +191,6 @@ impl Pipeline {
             tokio::spawn(drain(shared.clone()));
         }
         Ok(answer)
-    }
-
-    /// Takes room in the queue for what will become a command.
-    ///
-    /// # Errors
-    /// RESOURCE_EXHAUSTED when too much is queued.
-    pub(crate) fn reserve(&self, bytes: usize) -> Result<Reserved, Status> {
-        let shared = &self.shared;
-        let before = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let reserved = Reserved {
-            shared: shared.clone(),
-            bytes,
-        };
-        match before > 0 && before + bytes > shared.limits.queued_bytes {
-            true => Err(overloaded()),
-            false => Ok(reserved),
-        }
     }
 
     /// Refuses new commands, and returns when all queued ones are applied and answered.

@@ -12,6 +12,7 @@ use duramen_proto::command::outcome::Outcome as Led;
 use duramen_proto::command::{Command, Outcome};
 use duramen_proto::v1::{self, WriteOptions};
 use prost::bytes::Bytes;
+use tokio::sync::Semaphore;
 use tonic::{Code, Request, Status};
 
 use crate::command::{Kept, map_not_found};
@@ -32,6 +33,9 @@ pub(crate) struct Inner {
     pub(crate) topics: Topics,
     pub(crate) kept: Kept,
     pub(crate) pipeline: Pipeline,
+    /// Room for values that arrive in parts, in bytes. It is not that of the queue: a slow client must not hold up the
+    /// writes of others.
+    pub(crate) arriving: Semaphore,
     pub(crate) guard: Guard,
     pub(crate) default_level: Level,
     pub(crate) pages: Pages,

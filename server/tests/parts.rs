@@ -150,7 +150,7 @@ fn a_value_whose_parts_are_wrong_is_not_stored() {
 }
 
 #[test]
-fn values_that_arrive_in_parts_share_the_room_of_the_queue() {
+fn values_that_arrive_in_parts_share_a_room_and_leave_that_of_other_writes() {
     let directory = tempfile::tempdir().unwrap();
     let server = serve_with(directory.path(), &[("queue_bytes", "1000000")]);
     client(async {
@@ -181,6 +181,12 @@ fn values_that_arrive_in_parts_share_the_room_of_the_queue() {
             (refused.code(), &reason(&refused)[..]),
             (Code::ResourceExhausted, "OVERLOADED")
         );
+        let other = PutRequest {
+            value: vec![7; 300_000].into(),
+            options: written(),
+            ..put("m", "other", "")
+        };
+        clients.maps.put(other).await.unwrap();
         for request in requests {
             sender.send(request).await.unwrap();
         }

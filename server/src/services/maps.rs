@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::error::{failed, invalid, status};
+use crate::error::{failed, invalid, overloaded, status};
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, check_space, unexpected};
 
@@ -440,9 +440,10 @@ async fn collect(
         let message = format!("the value has {length} bytes, and a server takes at most {STREAMED_BYTES_MAX}");
         return Err(status(Code::InvalidArgument, "VALUE_TOO_LONG", message));
     }
+    // A value that is longer than the whole room takes all of it.
+    let room = (length as usize).min(state.pipeline.limits().queued_bytes) as u32;
+    let _taken = state.arriving.try_acquire_many(room).map_err(|_| overloaded())?;
     let length = length as usize;
-    // What has arrived waits as commands do, and shares their room.
-    let _reserved = state.pipeline.reserve(length)?;
     let mut value = Vec::with_capacity(length);
     let mut next = Some(first);
     while let Some(part) = next {

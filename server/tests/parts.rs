@@ -223,6 +223,14 @@ fn a_copy_is_a_store_of_its_own() {
             (again.code(), &reason(&again)[..]),
             (Code::AlreadyExists, "COPY_EXISTS")
         );
+        // Two at a time: each finds the name free when it begins.
+        let mut other = admin.clone();
+        let both = tokio::join!(admin.copy(copy("twice")), other.copy(copy("twice")));
+        let ((Ok(_), Err(late)) | (Err(late), Ok(_))) = both else {
+            panic!("{both:?}");
+        };
+        assert_eq!(reason(&late), "COPY_EXISTS", "{late}");
+        std::fs::remove_dir_all(copies.join("twice")).unwrap();
         for name in [
             "",
             ".",

@@ -26,9 +26,8 @@ const BATCH_CHANGES: usize = 1_000;
 const BATCH_BYTES: usize = 256 << 10;
 /// Changes that one look at the store reads at most: a range may leave most of them out.
 const LOOK_CHANGES: usize = 10_000;
-/// A watcher hears of its position after so many changes outside of its range.
-const UNTOLD_MAX: u64 = 1_000;
-/// How often a watch looks whether its token is still valid.
+/// How often a watch looks whether its token is still valid, and tells its position when all changes were outside of its
+/// range. A watcher that comes back with an old position may find that its changes are gone.
 const CHECK: Duration = Duration::from_secs(2);
 
 pub(crate) struct WatchService(pub(crate) State);
@@ -126,9 +125,8 @@ impl Watcher {
         loop {
             self.bell.arm();
             let (changes, has_more) = self.look()?;
-            let is_untold = self.position - self.told >= UNTOLD_MAX;
-            self.check()?;
-            if !changes.is_empty() || is_untold {
+            let is_time = self.check()?;
+            if !changes.is_empty() || is_time && self.position > self.told {
                 let response = self.response(changes);
                 if sender.send(Ok(response)).await.is_err() {
                     return Ok(());
@@ -146,13 +144,14 @@ impl Watcher {
     }
 
     /// Refuses to go on when the client may not read the map any more. It looks from time to time, also while there is
-    /// always something to send.
-    fn check(&mut self) -> Result<(), Status> {
+    /// always something to send. Returns whether it looked.
+    fn check(&mut self) -> Result<bool, Status> {
         if self.checked.elapsed() < CHECK {
-            return Ok(());
+            return Ok(false);
         }
         self.checked = Instant::now();
-        may_read(&self.state, &self.credentials, &self.map.current_name())
+        may_read(&self.state, &self.credentials, &self.map.current_name())?;
+        Ok(true)
     }
 
     /// Sends the pairs of a moment. Returns whether the client takes them.

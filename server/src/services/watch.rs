@@ -206,11 +206,11 @@ impl Watcher {
         let (mut changes, mut bytes, mut looked) = (Vec::new(), 0, 0);
         let visit = |number, change: StoredChange| {
             looked += 1;
+            // Those outside of the range count too: reading them holds up the other clients of this thread.
+            bytes += prost::Message::encoded_len(&change);
             self.position = number;
             if is_within(self.request.range.as_ref(), &change.key) {
-                let change = to_change(number, change, self.request.without_old_values);
-                bytes += prost::Message::encoded_len(&change);
-                changes.push(change);
+                changes.push(to_change(number, change, self.request.without_old_values));
             }
             changes.len() < BATCH_CHANGES && bytes < BATCH_BYTES && looked < LOOK_CHANGES
         };

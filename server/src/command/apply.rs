@@ -288,8 +288,7 @@ impl Applier {
         match (create.keep_changes, existing) {
             (None, _) => drop(tx.map(&create.map)?),
             (Some(limits), None) => {
-                let map = tx.guarded_map(&create.map)?;
-                self.recorder.begin(tx, &map, limits)?;
+                self.recorder.begin(tx, &create.map, limits)?;
             }
             (Some(limits), Some(map)) => {
                 let kept = self.recorder.limits(tx, &map)?;

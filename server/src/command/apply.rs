@@ -153,8 +153,8 @@ impl Applier {
     /// and the others take effect.
     ///
     /// # Errors
-    /// `InvalidArgument` for an entry of another version, and for one that goes on after a command that ends it. When the
-    /// store fails: then nothing of the entry took effect, unless the error says otherwise.
+    /// `InvalidArgument` for an entry of another version, and for an entry that goes on after a command that ends it.
+    /// When the store fails: then nothing of the entry took effect, unless the error says otherwise.
     pub fn apply(&mut self, entry: &Entry, durability: Durability) -> Result<Applied> {
         if entry.version != ENTRY_VERSION {
             let message = format!(

@@ -166,15 +166,22 @@ impl Pipeline {
         answer.await.unwrap_or_else(|_| Err(unanswered())).map(Some)
     }
 
+    /// As [`Pipeline::submit`], for a command whose bytes have room elsewhere until it is answered.
+    pub(crate) async fn submit_beside(&self, command: Command, level: Level) -> Result<Outcome, Status> {
+        let reserved = Reserved {
+            shared: self.shared.clone(),
+            bytes: 0,
+        };
+        let answer = self.push(command, level, reserved)?;
+        answer.await.unwrap_or_else(|_| Err(unanswered()))
+    }
+
     /// Queues a command. The answer comes through the receiver.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED when too much is queued; UNAVAILABLE when the server stops.
     pub fn enqueue(&self, command: Command, level: Level) -> Result<Answer, Status> {
         let shared = &self.shared;
-        if shared.is_closed.load(Ordering::Acquire) {
-            return Err(stopping());
-        }
         let bytes = command.encoded_len() + mem::size_of::<Queued>();
         let before = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let reserved = Reserved {
@@ -183,6 +190,14 @@ impl Pipeline {
         };
         if before > 0 && before + bytes > shared.limits.queued_bytes {
             return Err(overloaded());
+        }
+        self.push(command, level, reserved)
+    }
+
+    fn push(&self, command: Command, level: Level, reserved: Reserved) -> Result<Answer, Status> {
+        let shared = &self.shared;
+        if shared.is_closed.load(Ordering::Acquire) {
+            return Err(stopping());
         }
         let (reply, answer) = oneshot::channel();
         let asked = Asked { level, reply, reserved };

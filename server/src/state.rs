@@ -117,6 +117,20 @@ impl State {
         change: Change,
         options: Option<WriteOptions>,
     ) -> Result<Option<Led>, Status> {
+        let (command, level) = self.command(change, options)?;
+        match self.pipeline.submit(command, level).await? {
+            Some(outcome) => led(outcome).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`State::write`], for a change whose bytes have room elsewhere until it is answered.
+    pub(crate) async fn write_beside(&self, change: Change, options: Option<WriteOptions>) -> Result<Led, Status> {
+        let (command, level) = self.command(change, options)?;
+        self.pipeline.submit_beside(command, level).await.and_then(led)
+    }
+
+    fn command(&self, change: Change, options: Option<WriteOptions>) -> Result<(Command, Level), Status> {
         let options = options.unwrap_or_default();
         let level = Level::of(options.acknowledge, self.default_level)?;
         if level == Level::Memory && !may_be_lost(&change) {
@@ -126,10 +140,7 @@ impl State {
             idempotency_key: options.idempotency_key,
             change: Some(change),
         };
-        match self.pipeline.submit(command, level).await? {
-            Some(outcome) => led(outcome).map(Some),
-            None => Ok(None),
-        }
+        Ok((command, level))
     }
 }
 

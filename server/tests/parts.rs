@@ -199,6 +199,37 @@ fn values_that_arrive_in_parts_share_a_room_and_leave_that_of_other_writes() {
 }
 
 #[test]
+fn a_value_that_arrives_in_parts_is_stored_while_others_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve_with(directory.path(), &[("queue_bytes", "1000000")]);
+    client(async {
+        let mut clients = connect(&server).await;
+        clients.create_map("m").await;
+        let writers: Vec<_> = (0..50)
+            .map(|writer| {
+                let mut maps = clients.maps.clone();
+                tokio::spawn(async move {
+                    loop {
+                        maps.put(put("m", &format!("writer {writer}"), "value")).await.unwrap();
+                    }
+                })
+            })
+            .collect();
+        let value = value(1_000_000);
+        for _ in 0..10 {
+            let requests = tokio_stream::iter(parts("m", "key", value.len(), &value, 100_000));
+            clients.maps.put_stream(requests).await.unwrap();
+        }
+        for writer in writers {
+            writer.abort();
+            // A writer that was refused has panicked.
+            assert!(writer.await.unwrap_err().is_cancelled());
+        }
+    });
+    server.stop().unwrap();
+}
+
+#[test]
 fn a_copy_is_a_store_of_its_own() {
     let directory = tempfile::tempdir().unwrap();
     let copies = directory.path().join("copies");

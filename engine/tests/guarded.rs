@@ -18,7 +18,8 @@ fn guarded() -> TransactionOptions {
 
 fn make(store: &Store, name: &str) -> Map {
     let mut tx = store.begin(guarded()).unwrap();
-    let map = tx.guarded_map(name).unwrap();
+    let number = store.maps().list().unwrap().len() as u32;
+    let map = tx.guarded_map(name, number).unwrap();
     tx.put(&map, b"key", b"value").unwrap();
     tx.commit().unwrap();
     map
@@ -122,7 +123,7 @@ fn a_transaction_that_asks_for_it_writes_renames_and_drops_guarded_maps() {
     tx.delete(&map, b"key").unwrap();
     tx.rename_map("guarded", "renamed").unwrap();
     assert!(matches!(
-        tx.guarded_map("renamed").unwrap_err().reason(),
+        tx.guarded_map("renamed", 1).unwrap_err().reason(),
         Reason::MapExists { .. }
     ));
     tx.commit().unwrap();

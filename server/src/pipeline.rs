@@ -68,7 +68,7 @@ struct Asked {
 }
 
 /// Room in the queue, which is given back when the command is answered or dropped.
-pub(crate) struct Reserved {
+struct Reserved {
     shared: Arc<Shared>,
     bytes: usize,
 }
@@ -166,16 +166,39 @@ impl Pipeline {
         answer.await.unwrap_or_else(|_| Err(unanswered())).map(Some)
     }
 
+    /// As [`Pipeline::submit`], for a command whose bytes have room elsewhere until it is answered.
+    pub(crate) async fn submit_beside(&self, command: Command, level: Level) -> Result<Outcome, Status> {
+        let reserved = Reserved {
+            shared: self.shared.clone(),
+            bytes: 0,
+        };
+        let answer = self.push(command, level, reserved)?;
+        answer.await.unwrap_or_else(|_| Err(unanswered()))
+    }
+
     /// Queues a command. The answer comes through the receiver.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED when too much is queued; UNAVAILABLE when the server stops.
     pub fn enqueue(&self, command: Command, level: Level) -> Result<Answer, Status> {
         let shared = &self.shared;
+        let bytes = command.encoded_len() + mem::size_of::<Queued>();
+        let before = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let reserved = Reserved {
+            shared: shared.clone(),
+            bytes,
+        };
+        if before > 0 && before + bytes > shared.limits.queued_bytes {
+            return Err(overloaded());
+        }
+        self.push(command, level, reserved)
+    }
+
+    fn push(&self, command: Command, level: Level, reserved: Reserved) -> Result<Answer, Status> {
+        let shared = &self.shared;
         if shared.is_closed.load(Ordering::Acquire) {
             return Err(stopping());
         }
-        let reserved = self.reserve(command.encoded_len() + mem::size_of::<Queued>())?;
         let (reply, answer) = oneshot::channel();
         let asked = Asked { level, reply, reserved };
         locked(&shared.queue).push(Queued { command, asked });
@@ -183,23 +206,6 @@ impl Pipeline {
             tokio::spawn(drain(shared.clone()));
         }
         Ok(answer)
-    }
-
-    /// Takes room in the queue for what will become a command.
-    ///
-    /// # Errors
-    /// RESOURCE_EXHAUSTED when too much is queued.
-    pub(crate) fn reserve(&self, bytes: usize) -> Result<Reserved, Status> {
-        let shared = &self.shared;
-        let before = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let reserved = Reserved {
-            shared: shared.clone(),
-            bytes,
-        };
-        match before > 0 && before + bytes > shared.limits.queued_bytes {
-            true => Err(overloaded()),
-            false => Ok(reserved),
-        }
     }
 
     /// Refuses new commands, and returns when all queued ones are applied and answered.

@@ -23,7 +23,7 @@ use duramen_proto::v1::transactions_server::TransactionsServer;
 use duramen_proto::v1::watch_server::WatchServer;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::server::NamedService;
 use tonic::transport::Server;
@@ -149,6 +149,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         topics,
         kept: Kept::open(&store).map_err(in_store)?,
         pipeline: Pipeline::new(applier, limits),
+        arriving: Semaphore::new(config.queue_bytes.min(Semaphore::MAX_PERMITS)),
         guard,
         default_level: config.acknowledge,
         pages: Pages::default(),

@@ -12,6 +12,7 @@ use duramen_proto::command::outcome::Outcome as Led;
 use duramen_proto::command::{Command, Outcome};
 use duramen_proto::v1::{self, WriteOptions};
 use prost::bytes::Bytes;
+use tokio::sync::Semaphore;
 use tonic::{Code, Request, Status};
 
 use crate::command::{Kept, map_not_found};
@@ -32,6 +33,9 @@ pub(crate) struct Inner {
     pub(crate) topics: Topics,
     pub(crate) kept: Kept,
     pub(crate) pipeline: Pipeline,
+    /// Room for values that arrive in parts, in bytes. It is not that of the queue: a slow client must not hold up the
+    /// writes of others.
+    pub(crate) arriving: Semaphore,
     pub(crate) guard: Guard,
     pub(crate) default_level: Level,
     pub(crate) pages: Pages,
@@ -113,6 +117,20 @@ impl State {
         change: Change,
         options: Option<WriteOptions>,
     ) -> Result<Option<Led>, Status> {
+        let (command, level) = self.command(change, options)?;
+        match self.pipeline.submit(command, level).await? {
+            Some(outcome) => led(outcome).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`State::write`], for a change whose bytes have room elsewhere until it is answered.
+    pub(crate) async fn write_beside(&self, change: Change, options: Option<WriteOptions>) -> Result<Led, Status> {
+        let (command, level) = self.command(change, options)?;
+        self.pipeline.submit_beside(command, level).await.and_then(led)
+    }
+
+    fn command(&self, change: Change, options: Option<WriteOptions>) -> Result<(Command, Level), Status> {
         let options = options.unwrap_or_default();
         let level = Level::of(options.acknowledge, self.default_level)?;
         if level == Level::Memory && !may_be_lost(&change) {
@@ -122,10 +140,7 @@ impl State {
             idempotency_key: options.idempotency_key,
             change: Some(change),
         };
-        match self.pipeline.submit(command, level).await? {
-            Some(outcome) => led(outcome).map(Some),
-            None => Ok(None),
-        }
+        Ok((command, level))
     }
 }
 

@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
 use common::*;
 use duramen::Store;
 use duramen_proto::v1::admin_client::AdminClient;
@@ -147,7 +150,7 @@ fn a_value_whose_parts_are_wrong_is_not_stored() {
 }
 
 #[test]
-fn values_that_arrive_in_parts_share_the_room_of_the_queue() {
+fn values_that_arrive_in_parts_share_a_room_and_leave_that_of_other_writes() {
     let directory = tempfile::tempdir().unwrap();
     let server = serve_with(directory.path(), &[("queue_bytes", "1000000")]);
     client(async {
@@ -178,6 +181,12 @@ fn values_that_arrive_in_parts_share_the_room_of_the_queue() {
             (refused.code(), &reason(&refused)[..]),
             (Code::ResourceExhausted, "OVERLOADED")
         );
+        let other = PutRequest {
+            value: vec![7; 300_000].into(),
+            options: written(),
+            ..put("m", "other", "")
+        };
+        clients.maps.put(other).await.unwrap();
         for request in requests {
             sender.send(request).await.unwrap();
         }
@@ -190,9 +199,42 @@ fn values_that_arrive_in_parts_share_the_room_of_the_queue() {
 }
 
 #[test]
+fn a_value_that_arrives_in_parts_is_stored_while_others_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve_with(directory.path(), &[("queue_bytes", "1000000")]);
+    client(async {
+        let mut clients = connect(&server).await;
+        clients.create_map("m").await;
+        let writers: Vec<_> = (0..50)
+            .map(|writer| {
+                let mut maps = clients.maps.clone();
+                tokio::spawn(async move {
+                    loop {
+                        maps.put(put("m", &format!("writer {writer}"), "value")).await.unwrap();
+                    }
+                })
+            })
+            .collect();
+        let value = value(1_000_000);
+        for _ in 0..10 {
+            let requests = tokio_stream::iter(parts("m", "key", value.len(), &value, 100_000));
+            clients.maps.put_stream(requests).await.unwrap();
+        }
+        for writer in writers {
+            writer.abort();
+            // A writer that was refused has panicked.
+            assert!(writer.await.unwrap_err().is_cancelled());
+        }
+    });
+    server.stop().unwrap();
+}
+
+#[test]
 fn a_copy_is_a_store_of_its_own() {
     let directory = tempfile::tempdir().unwrap();
     let copies = directory.path().join("copies");
+    std::fs::create_dir(&copies).unwrap();
+    std::fs::set_permissions(&copies, Permissions::from_mode(0o755)).unwrap();
     let server = serve_with(directory.path(), &[("copy_dir", copies.to_str().unwrap())]);
     client(async {
         let mut clients = connect(&server).await;
@@ -204,12 +246,22 @@ fn a_copy_is_a_store_of_its_own() {
         let copy = |name: &str| CopyRequest { name: name.into() };
         let copied = admin.copy(copy("2026-11-27.1")).await.unwrap().into_inner();
         assert_eq!(copied.directory, copies.join("2026-11-27.1").display().to_string());
+        let permissions = std::fs::metadata(&copied.directory).unwrap().permissions();
+        assert_eq!(permissions.mode() & 0o777, 0o700);
         clients.maps.put(put("m", "c", "c")).await.unwrap();
         let again = admin.copy(copy("2026-11-27.1")).await.unwrap_err();
         assert_eq!(
             (again.code(), &reason(&again)[..]),
             (Code::AlreadyExists, "COPY_EXISTS")
         );
+        // Two at a time: each finds the name free when it begins.
+        let mut other = admin.clone();
+        let both = tokio::join!(admin.copy(copy("twice")), other.copy(copy("twice")));
+        let ((Ok(_), Err(late)) | (Err(late), Ok(_))) = both else {
+            panic!("{both:?}");
+        };
+        assert_eq!(reason(&late), "COPY_EXISTS", "{late}");
+        std::fs::remove_dir_all(copies.join("twice")).unwrap();
         for name in [
             "",
             ".",

@@ -601,6 +601,46 @@ fn child_that_applies() {
 }
 
 #[test]
+fn an_entry_that_failed_leaves_no_trace_in_the_changes_of_maps() {
+    let directory = tempfile::tempdir().unwrap();
+    let stores = ["calm", "troubled"].map(|name| open(&directory.path().join(name)));
+    let mut applies = stores.each_ref().map(applier);
+    let create = watched(&mut Rng::with_seed(1), "m".into());
+    let progress = Change::CreateMap(CreateMap {
+        map: PROGRESS.into(),
+        ..Default::default()
+    });
+    for applier in &mut applies {
+        let made = entry(0, vec![progress.clone()]);
+        applier.apply(&made, Durability::Written).unwrap();
+    }
+    // More ranges than a transaction takes.
+    let ranges = (0..5_000).map(|n| {
+        Operated::DeleteRange(DeleteRangeOperation {
+            map: PROGRESS.into(),
+            range: Some(KeyRange {
+                start: format!("{n:09}").into(),
+                end: Some(format!("{n:09}a").into()),
+            }),
+        })
+    });
+    let failing = entry(0, vec![create.clone(), commit(vec![], ranges.collect(), vec![])]);
+    assert!(applies[1].apply(&failing, Durability::Written).is_err());
+    for applier in &mut applies {
+        let put = Operated::Put(PutOperation {
+            map: "m".into(),
+            key: "key".into(),
+            value: "value".into(),
+        });
+        let made = entry(0, vec![create.clone(), commit(vec![], vec![put], vec![])]);
+        let refused = |outcome: &Outcome| matches!(outcome.outcome, Some(Led::Refused(_)));
+        let outcomes = applier.apply(&made, Durability::Written).unwrap().outcomes;
+        assert!(!outcomes.iter().any(refused), "{outcomes:?}");
+    }
+    assert_eq!(contents(&stores[0]), contents(&stores[1]));
+}
+
+#[test]
 fn an_entry_that_goes_on_after_its_end_is_refused_whole() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());

@@ -497,6 +497,103 @@ fn subscriptions_sessions_and_watches_end_when_their_token_is_revoked() {
 }
 
 #[test]
+fn a_watch_that_has_much_to_send_ends_when_its_token_is_revoked() {
+    const WRITES: usize = 100;
+    let directory = tempfile::tempdir().unwrap();
+    let opened = Store::open(directory.path().join("store")).unwrap();
+    let reader = token(&opened, "ada", &["read:map:config"]);
+    let admin = token(&opened, "root", &["admin:*"]);
+    opened.close().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        let create = CreateMapRequest {
+            map: "config".into(),
+            keep_changes: Some(KeepChanges::default()),
+            ..Default::default()
+        };
+        clients.maps.create_map(with(&admin, create)).await.unwrap();
+        for _ in 0..WRITES {
+            let put = PutRequest {
+                value: vec![7; 300_000].into(),
+                options: written(),
+                ..put("config", "key", "")
+            };
+            clients.maps.put(with(&admin, put)).await.unwrap();
+        }
+        let request = |start| WatchRequest {
+            map: "config".into(),
+            start: Some(start),
+            ..Default::default()
+        };
+        let mut watches = WatchClient::new(clients.channel.clone());
+        let all = with(&reader, request(watch_request::Start::Earliest(true)));
+        let mut responses = watches.watch(all).await.unwrap().into_inner();
+        responses.message().await.unwrap().unwrap();
+
+        let store = Store::open(directory.path().join("store")).unwrap();
+        revoke_token(&store, &reader.id).unwrap();
+        store.close().unwrap();
+        // A watch looks every two seconds, and sends nothing while its client does not read.
+        tokio::time::sleep(std::time::Duration::from_millis(2_500)).await;
+        let mut seen = 0;
+        let over = loop {
+            match responses.message().await {
+                Ok(response) => seen += response.unwrap().changes.len(),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(over.code(), Code::Unauthenticated);
+        assert!(seen < WRITES, "all {seen} changes were sent");
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_watch_ends_when_its_map_gets_a_name_that_the_principal_may_not_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let opened = Store::open(directory.path().join("store")).unwrap();
+    let reader = token(&opened, "ada", &["read:map:public.*"]);
+    let admin = token(&opened, "root", &["admin:*"]);
+    opened.close().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        let create = CreateMapRequest {
+            map: "public.a".into(),
+            keep_changes: Some(KeepChanges::default()),
+            ..Default::default()
+        };
+        clients.maps.create_map(with(&admin, create)).await.unwrap();
+        let request = WatchRequest {
+            map: "public.a".into(),
+            ..Default::default()
+        };
+        let mut watches = WatchClient::new(clients.channel.clone());
+        let mut responses = watches.watch(with(&reader, request)).await.unwrap().into_inner();
+        responses.message().await.unwrap().unwrap();
+        for (from, to) in [("public.a", "public.b"), ("public.b", "secret")] {
+            let rename = RenameMapRequest {
+                map: from.into(),
+                new_name: to.into(),
+                ..Default::default()
+            };
+            clients.maps.rename_map(with(&admin, rename)).await.unwrap();
+            if to == "secret" {
+                break;
+            }
+            // A name that the principal may read does not end the watch.
+            tokio::time::sleep(std::time::Duration::from_millis(2_500)).await;
+            clients.maps.put(with(&admin, put(to, "key", "value"))).await.unwrap();
+            assert_eq!(responses.message().await.unwrap().unwrap().changes.len(), 1);
+        }
+        let over = responses.message().await.unwrap_err();
+        assert_eq!(over.code(), Code::PermissionDenied);
+    });
+    server.stop().unwrap();
+}
+
+#[test]
 fn a_session_belongs_to_the_principal_that_opened_it() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path().join("store")).unwrap();

@@ -337,6 +337,8 @@ fn a_position_that_is_gone_or_was_never_reached_is_refused() {
             (Code::OutOfRange, "CHANGES_NOT_MADE"),
             "{future}"
         );
+        let largest = scene.refused("m", Some(Start::After(u64::MAX))).await;
+        assert_eq!(reason(&largest), "CHANGES_NOT_MADE", "{largest}");
 
         let mut kept = scene.watch("m", Some(Start::Earliest(true))).await;
         kept.next().await.unwrap();
@@ -511,6 +513,37 @@ fn a_watch_of_a_range_sees_that_range_and_learns_its_position() {
             watch.next().await.unwrap();
         }
         assert_eq!(watch.changes.len(), 3);
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_watch_of_a_range_comes_back_when_the_other_changes_are_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut scene = scene(&server).await;
+        scene.create("m", 0, 1_000).await;
+        let request = |start| WatchRequest {
+            map: "m".into(),
+            range: Some(KeyRange {
+                start: "b".into(),
+                end: None,
+            }),
+            start,
+            ..Default::default()
+        };
+        let mut watch = scene.watch_with(request(None)).await;
+        watch.next().await.unwrap();
+        for _ in 0..100 {
+            scene.put("m", "a", &"1".repeat(50)).await;
+        }
+        while watch.position < 100 {
+            watch.next().await.unwrap();
+        }
+        let mut watch = scene.watch_with(request(Some(Start::After(watch.position)))).await;
+        scene.put("m", "b", "1").await;
+        assert_eq!(watch.seen(1).await, [change("b", None, Some("1"))]);
     });
     server.stop().unwrap();
 }

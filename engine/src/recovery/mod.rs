@@ -850,8 +850,10 @@ impl<'a> Recovery<'a> {
         let (map, _) = split(full_key);
         if map == CATALOG
             && let Ok(id) = value.try_into()
+            && let id = u32::from_le_bytes(id)
+            && id & GUARDED == 0
         {
-            self.next_map = self.next_map.max((u32::from_le_bytes(id) & !GUARDED) + 1);
+            self.next_map = self.next_map.max(id + 1);
         }
     }
 

@@ -154,8 +154,8 @@ impl Applier {
     /// and the others take effect.
     ///
     /// # Errors
-    /// `InvalidArgument` for an entry of another version, and for one that goes on after a command that ends it. When the
-    /// store fails: then nothing of the entry took effect, unless the error says otherwise.
+    /// `InvalidArgument` for an entry of another version, and for an entry that goes on after a command that ends it.
+    /// When the store fails: then nothing of the entry took effect, unless the error says otherwise.
     pub fn apply(&mut self, entry: &Entry, durability: Durability) -> Result<Applied> {
         if entry.version != ENTRY_VERSION {
             let message = format!(
@@ -289,8 +289,7 @@ impl Applier {
         match (create.keep_changes, existing) {
             (None, _) => drop(tx.map(&create.map)?),
             (Some(limits), None) => {
-                let map = tx.guarded_map(&create.map)?;
-                self.recorder.begin(tx, &map, limits)?;
+                self.recorder.begin(tx, &create.map, limits)?;
             }
             (Some(limits), Some(map)) => {
                 let kept = self.recorder.limits(tx, &map)?;

@@ -1,12 +1,14 @@
 //! Maps that keep their changes, for watchers.
 //!
 //! ```text
+//! 0                      how many maps there were so far that keep their changes (`StoredKept::next`)
 //! map                    limits, and which changes are kept (`StoredKept`)
 //! map number             a change (`StoredChange`); numbers are dense, from 1 on
 //! ```
-//! Both parts are big-endian; `map` is the number of the map in the store, so a new name changes nothing here. The rows of
-//! a change are written in the commit that makes it. Its limits are applied there as well, with the time of the entry, so
-//! equal entries keep equal changes.
+//! Both parts are big-endian; `map` is the number of the map in the store, so a new name changes nothing here. It comes from
+//! the count in the first row: the numbers that the engine gives depend on commits that failed. The rows of a change are
+//! written in the commit that makes it. Its limits are applied there as well, with the time of the entry. So equal entries
+//! keep equal changes.
 //!
 //! The engine guards such a map: a program that opens the store itself reads it and cannot write it. So no change is
 //! missing here.
@@ -25,6 +27,8 @@ use super::refusal::refused;
 
 /// The reserved map of the changes.
 const CHANGES: &str = "server.changes";
+/// The row of the count of maps: guarded maps have large numbers.
+const COUNT: [u8; 4] = [0; 4];
 /// The longest value of a map that keeps its changes: old and new value must fit into one message.
 pub(crate) const KEPT_VALUE_BYTES_MAX: usize = 8 << 20;
 /// The most pairs that a range delete takes from such a map, each of them a change, and the most bytes of their values.
@@ -109,15 +113,23 @@ impl Recorder {
         }
     }
 
-    /// Lets a new map keep its changes.
-    pub(super) fn begin(&self, tx: &mut Transaction, map: &Map, limits: KeepChanges) -> Result<()> {
+    /// Makes a map that keeps its changes.
+    pub(super) fn begin(&self, tx: &mut Transaction, name: &str, limits: KeepChanges) -> Result<()> {
+        let count = tx.get_ref(&self.kept.rows, COUNT)?;
+        let count = count.map_or(0, |count| decoded::<StoredKept>(&count).next);
+        let map = tx.guarded_map(name, count as u32)?;
+        let next = StoredKept {
+            next: count + 1,
+            ..StoredKept::default()
+        };
+        tx.put(&self.kept.rows, COUNT, next.encode_to_vec())?;
         let state = StoredKept {
             limits: Some(limits),
             first: 1,
             next: 1,
             bytes: 0,
         };
-        self.put_state(tx, map, &state)
+        self.put_state(tx, &map, &state)
     }
 
     /// The limits of a map; `None`: it keeps no changes.

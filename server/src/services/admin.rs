@@ -77,8 +77,7 @@ impl Admin for AdminService {
         };
         let directory = copies.join(&name);
         if directory.exists() {
-            let message = format!("there is a copy named {name:?} already, or the rest of one; take another name");
-            return Err(status(Code::AlreadyExists, "COPY_EXISTS", message));
+            return Err(copy_exists(&directory));
         }
         // Until it is whole it has a name that no copy can have.
         let unfinished = copies.join(format!(".{name}.{:016x}", self.0.store.random_number()));
@@ -111,20 +110,30 @@ fn check_copy_name(name: &str) -> Result<(), Status> {
     )))
 }
 
+fn copy_exists(directory: &Path) -> Status {
+    let message = format!("there is {} already; take another name", directory.display());
+    status(Code::AlreadyExists, "COPY_EXISTS", message)
+}
+
 /// Makes a copy of a store, and gives it its name once it is whole.
 fn copy(store: &duramen::Store, unfinished: &Path, directory: &Path) -> Result<CopyResponse, Status> {
     let in_directory = |error: io::Error| {
         let message = format!("the copy cannot be made in {}: {error}", directory.display());
         status(Code::FailedPrecondition, "COPY_DIRECTORY", message)
     };
-    let copies = directory.parent().unwrap_or(directory);
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(copies);
+    // The copy holds what the store holds, so no other user may read it.
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(unfinished);
     made.map_err(in_directory)?;
     let mut pairs = 0;
     let copied = store.copy(unfinished, &mut |progress| pairs = progress.done);
     let named = copied.map_err(|error| failed(&error)).and_then(|()| {
+        let copies = directory.parent().unwrap_or(directory);
         let named = fs::rename(unfinished, directory).and_then(|()| File::open(copies)?.sync_all());
-        named.map_err(in_directory)
+        named.map_err(|error| match error.kind() {
+            // Another call was faster.
+            io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists => copy_exists(directory),
+            _ => in_directory(error),
+        })
     });
     if named.is_err() {
         let _ = fs::remove_dir_all(unfinished);

@@ -13,12 +13,13 @@ use duramen_proto::v1::maps_server::Maps;
 use duramen_proto::v1::operation::Change as Operated;
 use duramen_proto::v1::operation_result::Result as Given;
 use duramen_proto::v1::*;
+use prost::Message as _;
 use prost::bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::error::{failed, invalid, status};
+use crate::error::{failed, invalid, overloaded, status};
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, check_space, unexpected};
 
@@ -50,14 +51,7 @@ impl MapsService {
         options: Option<WriteOptions>,
     ) -> Result<CommitResponse, Status> {
         check_space(space)?;
-        let commit = CommitRequest {
-            conditions,
-            then: vec![Operation {
-                change: Some(operation),
-            }],
-            ..CommitRequest::default()
-        };
-        match self.0.write(Change::Commit(commit), options).await? {
+        match self.0.write(commit(conditions, operation), options).await? {
             Led::Committed(response) => Ok(response),
             other => Err(unexpected(&other)),
         }
@@ -66,6 +60,16 @@ impl MapsService {
     fn snapshot(&self) -> Result<Snapshot, Status> {
         self.0.store.snapshot().map_err(|error| failed(&error))
     }
+}
+
+fn commit(conditions: Vec<Condition>, operation: Operated) -> Change {
+    Change::Commit(CommitRequest {
+        conditions,
+        then: vec![Operation {
+            change: Some(operation),
+        }],
+        ..CommitRequest::default()
+    })
 }
 
 #[tonic::async_trait]
@@ -323,13 +327,25 @@ impl Maps for MapsService {
         let caller = self.0.guard.caller(&credentials)?;
         caller.may(Access::Write, Resource::Map(&start.map))?;
         check_space(&start.space)?;
-        let value = collect(&self.0, &mut parts, start.length, first.part).await?;
+        if start.length > STREAMED_BYTES_MAX {
+            let message = format!(
+                "the value has {} bytes, and a server takes at most {STREAMED_BYTES_MAX}",
+                start.length
+            );
+            return Err(status(Code::InvalidArgument, "VALUE_TOO_LONG", message));
+        }
+        let length = start.length as usize;
+        // A value that is longer than the whole room takes all of it. It keeps the room until it is stored: in the queue it
+        // would be refused as long as others write.
+        let room = (start.encoded_len() + length).min(self.0.pipeline.limits().queued_bytes) as u32;
+        let _taken = self.0.arriving.try_acquire_many(room).map_err(|_| overloaded())?;
+        let value = collect(&mut parts, length, first.part).await?;
         let put = Operated::Put(PutOperation {
             map: start.map,
             key: start.key,
             value,
         });
-        self.operate(&start.space, Vec::new(), put, start.options).await?;
+        self.0.write_beside(commit(Vec::new(), put), start.options).await?;
         Ok(Response::new(PutResponse {}))
     }
 
@@ -430,19 +446,7 @@ async fn next_part(parts: &mut Streaming<PutStreamRequest>) -> Result<Option<Put
 }
 
 /// Collects the parts of a value.
-async fn collect(
-    state: &State,
-    parts: &mut Streaming<PutStreamRequest>,
-    length: u64,
-    first: Bytes,
-) -> Result<Bytes, Status> {
-    if length > STREAMED_BYTES_MAX {
-        let message = format!("the value has {length} bytes, and a server takes at most {STREAMED_BYTES_MAX}");
-        return Err(status(Code::InvalidArgument, "VALUE_TOO_LONG", message));
-    }
-    let length = length as usize;
-    // What has arrived waits as commands do, and shares their room.
-    let _reserved = state.pipeline.reserve(length)?;
+async fn collect(parts: &mut Streaming<PutStreamRequest>, length: usize, first: Bytes) -> Result<Bytes, Status> {
     let mut value = Vec::with_capacity(length);
     let mut next = Some(first);
     while let Some(part) = next {

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use duramen::{Listener, Map, Sequence, Snapshot};
 use duramen_proto::command::{StoredChange, StoredKept};
@@ -26,9 +26,8 @@ const BATCH_CHANGES: usize = 1_000;
 const BATCH_BYTES: usize = 256 << 10;
 /// Changes that one look at the store reads at most: a range may leave most of them out.
 const LOOK_CHANGES: usize = 10_000;
-/// A watcher hears of its position after so many changes outside of its range.
-const UNTOLD_MAX: u64 = 1_000;
-/// How often a watch looks whether its token is still valid.
+/// How often a watch looks whether its token is still valid, and tells its position when all changes were outside of its
+/// range. A watcher that comes back with an old position may find that its changes are gone.
 const CHECK: Duration = Duration::from_secs(2);
 
 pub(crate) struct WatchService(pub(crate) State);
@@ -39,7 +38,7 @@ impl Watch for WatchService {
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let credentials = Credentials::of(&request);
-        check(&self.0, &credentials, &request.get_ref().map)?;
+        may_read(&self.0, &credentials, &request.get_ref().map)?;
         let request = request.into_inner();
         check_space(&request.space)?;
         let watcher = Watcher::begin(self.0.clone(), credentials, request)?;
@@ -50,7 +49,7 @@ impl Watch for WatchService {
     }
 }
 
-fn check(state: &State, credentials: &Credentials, map: &str) -> Result<(), Status> {
+fn may_read(state: &State, credentials: &Credentials, map: &str) -> Result<(), Status> {
     state.guard.caller(credentials)?.may(Access::Read, Resource::Map(map))
 }
 
@@ -67,6 +66,8 @@ struct Watcher {
     /// The moment whose pairs are sent first.
     current: Option<Snapshot>,
     bell: Bell,
+    /// When it was last looked at whether the client may read the map.
+    checked: Instant,
 }
 
 impl Watcher {
@@ -93,6 +94,7 @@ impl Watcher {
             told: position,
             current,
             bell,
+            checked: Instant::now(),
         })
     }
 
@@ -120,12 +122,11 @@ impl Watcher {
         if !is_sent {
             return Ok(());
         }
-        let mut checks = tokio::time::interval(CHECK);
         loop {
             self.bell.arm();
             let (changes, has_more) = self.look()?;
-            let is_untold = self.position - self.told >= UNTOLD_MAX;
-            if !changes.is_empty() || is_untold {
+            let is_time = self.check()?;
+            if !changes.is_empty() || is_time && self.position > self.told {
                 let response = self.response(changes);
                 if sender.send(Ok(response)).await.is_err() {
                     return Ok(());
@@ -137,9 +138,20 @@ impl Watcher {
             }
             tokio::select! {
                 () = self.bell.rung() => {}
-                _ = checks.tick() => check(&self.state, &self.credentials, &self.request.map)?,
+                () = tokio::time::sleep(CHECK) => {}
             }
         }
+    }
+
+    /// Refuses to go on when the client may not read the map any more. It looks from time to time, also while there is
+    /// always something to send. Returns whether it looked.
+    fn check(&mut self) -> Result<bool, Status> {
+        if self.checked.elapsed() < CHECK {
+            return Ok(false);
+        }
+        self.checked = Instant::now();
+        may_read(&self.state, &self.credentials, &self.map.current_name())?;
+        Ok(true)
     }
 
     /// Sends the pairs of a moment. Returns whether the client takes them.
@@ -156,6 +168,7 @@ impl Watcher {
         };
         let mut after: Option<Bytes> = None;
         loop {
+            self.check()?;
             let (pairs, has_more) = walk.batch(snapshot, after.as_deref(), BATCH_CHANGES)?;
             after = pairs.last().map(|pair| pair.key.clone());
             let response = WatchResponse {
@@ -193,11 +206,11 @@ impl Watcher {
         let (mut changes, mut bytes, mut looked) = (Vec::new(), 0, 0);
         let visit = |number, change: StoredChange| {
             looked += 1;
+            // Those outside of the range count too: reading them holds up the other clients of this thread.
+            bytes += prost::Message::encoded_len(&change);
             self.position = number;
             if is_within(self.request.range.as_ref(), &change.key) {
-                let change = to_change(number, change, self.request.without_old_values);
-                bytes += prost::Message::encoded_len(&change);
-                changes.push(change);
+                changes.push(to_change(number, change, self.request.without_old_values));
             }
             changes.len() < BATCH_CHANGES && bytes < BATCH_BYTES && looked < LOOK_CHANGES
         };
@@ -209,14 +222,7 @@ impl Watcher {
 
 /// Refuses a position after which changes are missing.
 fn check_position(map: &str, kept: &StoredKept, position: u64) -> Result<(), Status> {
-    if position + 1 < kept.first {
-        let message = format!(
-            "the map {map:?} keeps its changes from number {} on, and the watch would go on after {position}; read the \
-             pairs again, for example by a watch that begins with `current`",
-            kept.first
-        );
-        return Err(status(Code::OutOfRange, "CHANGES_GONE", message));
-    }
+    // First, because the client may send the largest of all numbers.
     if position >= kept.next {
         let message = format!(
             "the map {map:?} has made {} changes, and the watch would go on after {position}; the position belongs to \
@@ -224,6 +230,14 @@ fn check_position(map: &str, kept: &StoredKept, position: u64) -> Result<(), Sta
             kept.next - 1
         );
         return Err(status(Code::OutOfRange, "CHANGES_NOT_MADE", message));
+    }
+    if position + 1 < kept.first {
+        let message = format!(
+            "the map {map:?} keeps its changes from number {} on, and the watch would go on after {position}; read the \
+             pairs again, for example by a watch that begins with `current`",
+            kept.first
+        );
+        return Err(status(Code::OutOfRange, "CHANGES_GONE", message));
     }
     Ok(())
 }

@@ -127,6 +127,12 @@ impl Map {
         self.info.alive().is_ok() && self.info.has_name(&self.name)
     }
 
+    /// Its name, which may be another one than the handle was opened by.
+    #[doc(hidden)]
+    pub fn current_name(&self) -> String {
+        self.info.name()
+    }
+
     /// Whether only transactions write the map that were begun with `TransactionOptions::guarded`.
     #[doc(hidden)]
     #[inline]

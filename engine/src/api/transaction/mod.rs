@@ -754,13 +754,14 @@ impl Transaction {
         self.make_map(next_map_id(self.core()), name)
     }
 
-    /// Makes a map that only transactions write which were begun with `TransactionOptions::guarded`.
+    /// Makes a map that only transactions write which were begun with `TransactionOptions::guarded`. The caller gives each
+    /// such map of the store another number, below 2^31, and keeps count of them in the store.
     #[doc(hidden)]
-    pub fn guarded_map(&mut self, name: &str) -> Result<Map> {
+    pub fn guarded_map(&mut self, name: &str, number: u32) -> Result<Map> {
         if self.existing_map(name)?.is_some() {
             return Err(Reason::MapExists { name: name.into() }.into());
         }
-        self.make_map(next_map_id(self.core()) | GUARDED, name)
+        self.make_map(number | GUARDED, name)
     }
 
     fn make_map(&mut self, id: u32, name: &str) -> Result<Map> {

@@ -257,6 +257,47 @@ fn every_write_is_a_change_with_its_old_and_new_value() {
     server.stop().unwrap();
 }
 
+/// The rows of maps lie side by side.
+#[test]
+fn maps_keep_their_changes_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut scene = scene(&server).await;
+        let maps = ["a", "b", "c"];
+        for map in maps {
+            scene.create(map, 0, 0).await;
+        }
+        let mut watches = Vec::new();
+        for map in maps {
+            watches.push(scene.watch(map, None).await);
+        }
+        for round in ["1", "2"] {
+            for map in maps {
+                scene.put(map, map, round).await;
+            }
+        }
+        for (map, watch) in maps.into_iter().zip(&mut watches) {
+            let expected = [change(map, None, Some("1")), change(map, Some("1"), Some("2"))];
+            assert_eq!(watch.seen(2).await, expected);
+            let mut again = scene.watch(map, Some(Start::Earliest(true))).await;
+            assert_eq!(again.seen(2).await, expected);
+            assert_eq!(again.position, 2);
+        }
+        let drop = DropMapRequest {
+            map: "b".into(),
+            ..Default::default()
+        };
+        scene.clients.maps.drop_map(drop).await.unwrap();
+        for map in ["a", "c"] {
+            scene.put(map, map, "3").await;
+            let mut watch = scene.watch(map, Some(Start::After(2))).await;
+            assert_eq!(watch.seen(1).await, [change(map, Some("2"), Some("3"))]);
+        }
+    });
+    server.stop().unwrap();
+}
+
 #[test]
 fn a_watch_of_the_current_pairs_and_their_changes_shows_each_state() {
     let directory = tempfile::tempdir().unwrap();

@@ -230,6 +230,7 @@ fn remove_what_limits_allow(topic: &Topic, options: &TopicOptions) -> Result<Ran
     let snapshot = topic.snapshot()?;
     let trimmed = trimmable(topic, &snapshot, options)?;
     if !trimmed.is_empty() {
+        sparse::forget(topic, options, trimmed.clone())?;
         let mut batch = Batch::new();
         // After a crash, deletions that were not durable are made again.
         batch.durability(Durability::Written);
@@ -243,10 +244,15 @@ fn remove_what_limits_allow(topic: &Topic, options: &TopicOptions) -> Result<Ran
 /// causes a conflict. Then this checks again, and keeps the message.
 fn remove_what_groups_allow(topic: &Topic, options: &TopicOptions) -> Result<Range<u64>> {
     let written = TransactionOptions::new().durability(Durability::Written);
+    // This makes commits of its own, so it comes first. What else can be deleted meanwhile waits for the next time.
+    let forgotten = trimmable(topic, &topic.snapshot()?, options)?;
+    sparse::forget(topic, options, forgotten.clone())?;
     topic.home().store.transact_with(written, |tx| {
         // Newer than the snapshot of the transaction, since which no message may have been opened.
         let snapshot = topic.snapshot()?;
         let trimmed = trimmable(topic, &snapshot, options)?;
+        let end = trimmed.end.min(forgotten.end).max(trimmed.start);
+        let trimmed = trimmed.start..end;
         if !trimmed.is_empty() {
             group::depend_on_openings(tx, &Reading::new(topic, &snapshot))?;
             remove(topic, &snapshot, &trimmed, tx)?;
@@ -255,14 +261,11 @@ fn remove_what_groups_allow(topic: &Topic, options: &TopicOptions) -> Result<Ran
     })
 }
 
-/// Messages that the topic no longer has to keep. Removes them from the index.
+/// Messages that the topic no longer has to keep.
 fn trimmable(topic: &Topic, snapshot: &Snapshot, options: &TopicOptions) -> Result<Range<u64>> {
     let reading = Reading::new(topic, snapshot);
     let bounds = reading.bounds()?;
     let kept = first_kept(&reading, &bounds, options)?.max(bounds.first);
-    if kept > bounds.first {
-        sparse::forget(topic, options, bounds.first..kept)?;
-    }
     Ok(bounds.first..kept)
 }
 

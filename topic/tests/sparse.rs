@@ -371,3 +371,33 @@ fn run(seed: u64) {
 fn crashes_remove_no_message_that_is_to_be_kept() {
     common::for_each_seed(run);
 }
+
+/// What groups are done with is deleted together with its rows in the index.
+#[test]
+fn acknowledged_messages_are_dropped_with_their_rows() {
+    let disk = SimDisk::new(1);
+    let (store, _, topic) = one_topic(&disk);
+    let all = TopicOptions::new()
+        .message_expiry(true)
+        .latest_per_key(true)
+        .drop_acknowledged(true);
+    topic.configure(all).unwrap();
+    let group = topic.create_group("group", Start::Beginning, GroupOptions::new()).unwrap();
+    for number in 0..10 {
+        let (payload, key) = (number.to_string(), format!("key {number}"));
+        let message = Message::new(&payload).key(&key);
+        topic.publish(message.expires_after(60 * SECOND)).unwrap();
+    }
+    assert_eq!(topic.trim().unwrap(), 0);
+    let all_rows = rows(&store);
+    let mut member = group.member("member");
+    member.receive(4, Duration::ZERO).unwrap().unwrap().acknowledge().unwrap();
+    assert_eq!(topic.trim().unwrap(), 4);
+    assert_eq!(seen(&topic), (4..10).collect::<Vec<_>>());
+    assert!(rows(&store) < all_rows);
+    member.receive(100, Duration::ZERO).unwrap().unwrap().acknowledge().unwrap();
+    assert_eq!(topic.trim().unwrap(), 6);
+    assert!(seen(&topic).is_empty());
+    disk.advance(120 * SECOND);
+    assert_eq!(topic.trim().unwrap(), 0);
+}

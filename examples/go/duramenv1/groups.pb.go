@@ -166,7 +166,10 @@ type GroupOptions struct {
 	// Whether messages of one key are delivered in their order, to one member at a time.
 	OrderByKey bool `protobuf:"varint,7,opt,name=order_by_key,json=orderByKey,proto3" json:"order_by_key,omitempty"`
 	// Which messages the group delivers; all others count as acknowledged. Absent: all.
-	Filter        *Filter `protobuf:"bytes,8,opt,name=filter,proto3" json:"filter,omitempty"`
+	Filter *Filter `protobuf:"bytes,8,opt,name=filter,proto3" json:"filter,omitempty"`
+	// Whether what members settle survives a power cut, for members that open the store themselves. A request over the
+	// network names its own level.
+	Synced        bool `protobuf:"varint,9,opt,name=synced,proto3" json:"synced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -266,6 +269,13 @@ func (x *GroupOptions) GetFilter() *Filter {
 		return x.Filter
 	}
 	return nil
+}
+
+func (x *GroupOptions) GetSynced() bool {
+	if x != nil {
+		return x.Synced
+	}
+	return false
 }
 
 type isGroupOptions_DeadLetters interface {
@@ -3280,7 +3290,7 @@ const file_duramen_v1_groups_proto_rawDesc = "" +
 	"\atime_ms\x18\x02 \x01(\x04H\x00R\x06timeMs\x12\x1c\n" +
 	"\bearliest\x18\x03 \x01(\bH\x00R\bearliest\x12\x14\n" +
 	"\x04last\x18\x04 \x01(\x04H\x00R\x04lastB\x04\n" +
-	"\x02at\"\xcb\x02\n" +
+	"\x02at\"\xe3\x02\n" +
 	"\fGroupOptions\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\x04R\aleaseMs\x12\x19\n" +
 	"\x05tries\x18\x02 \x01(\rH\x01R\x05tries\x88\x01\x01\x12\x1b\n" +
@@ -3290,7 +3300,8 @@ const file_duramen_v1_groups_proto_rawDesc = "" +
 	"\x14discard_dead_letters\x18\x06 \x01(\bH\x00R\x12discardDeadLetters\x12 \n" +
 	"\forder_by_key\x18\a \x01(\bR\n" +
 	"orderByKey\x12*\n" +
-	"\x06filter\x18\b \x01(\v2\x12.duramen.v1.FilterR\x06filterB\x0e\n" +
+	"\x06filter\x18\b \x01(\v2\x12.duramen.v1.FilterR\x06filter\x12\x16\n" +
+	"\x06synced\x18\t \x01(\bR\x06syncedB\x0e\n" +
 	"\fdead_lettersB\b\n" +
 	"\x06_tries\"N\n" +
 	"\x06Filter\x12\x10\n" +

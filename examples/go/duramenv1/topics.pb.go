@@ -108,9 +108,22 @@ type TopicOptions struct {
 	// Whether messages may expire on their own.
 	MessageExpiry bool `protobuf:"varint,4,opt,name=message_expiry,json=messageExpiry,proto3" json:"message_expiry,omitempty"`
 	// Whether the topic keeps only the newest message of each key.
-	LatestPerKey  bool `protobuf:"varint,5,opt,name=latest_per_key,json=latestPerKey,proto3" json:"latest_per_key,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	LatestPerKey bool `protobuf:"varint,5,opt,name=latest_per_key,json=latestPerKey,proto3" json:"latest_per_key,omitempty"`
+	// Whether messages are deleted that every group and durable subscription of the topic has acknowledged.
+	DropAcknowledged bool `protobuf:"varint,6,opt,name=drop_acknowledged,json=dropAcknowledged,proto3" json:"drop_acknowledged,omitempty"`
+	// The limits above delete only messages that every group has acknowledged, while the topic has at most so many bytes;
+	// beyond them, publishing is refused. 0: the limits delete messages regardless of groups.
+	ProtectGroupsBytes uint64 `protobuf:"varint,7,opt,name=protect_groups_bytes,json=protectGroupsBytes,proto3" json:"protect_groups_bytes,omitempty"`
+	// Whether new messages are refused where `keep_messages` or `keep_bytes` would delete the oldest ones.
+	DiscardNew bool `protobuf:"varint,8,opt,name=discard_new,json=discardNew,proto3" json:"discard_new,omitempty"`
+	// For so many milliseconds the topic publishes a message id at most once; 0: messages have no ids. Programs that open
+	// the store themselves give ids. Over the network, `idempotency_key` makes a repeated request harmless.
+	DeduplicateForMs uint64 `protobuf:"varint,9,opt,name=deduplicate_for_ms,json=deduplicateForMs,proto3" json:"deduplicate_for_ms,omitempty"`
+	// The topic remembers a silent publisher for so many milliseconds; 0: without limit; absent: seven days. This is
+	// for publishers that open the store themselves.
+	RememberPublishersForMs *uint64 `protobuf:"varint,10,opt,name=remember_publishers_for_ms,json=rememberPublishersForMs,proto3,oneof" json:"remember_publishers_for_ms,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *TopicOptions) Reset() {
@@ -176,6 +189,41 @@ func (x *TopicOptions) GetLatestPerKey() bool {
 		return x.LatestPerKey
 	}
 	return false
+}
+
+func (x *TopicOptions) GetDropAcknowledged() bool {
+	if x != nil {
+		return x.DropAcknowledged
+	}
+	return false
+}
+
+func (x *TopicOptions) GetProtectGroupsBytes() uint64 {
+	if x != nil {
+		return x.ProtectGroupsBytes
+	}
+	return 0
+}
+
+func (x *TopicOptions) GetDiscardNew() bool {
+	if x != nil {
+		return x.DiscardNew
+	}
+	return false
+}
+
+func (x *TopicOptions) GetDeduplicateForMs() uint64 {
+	if x != nil {
+		return x.DeduplicateForMs
+	}
+	return 0
+}
+
+func (x *TopicOptions) GetRememberPublishersForMs() uint64 {
+	if x != nil && x.RememberPublishersForMs != nil {
+		return *x.RememberPublishersForMs
+	}
+	return 0
 }
 
 type CreateTopicRequest struct {
@@ -1294,14 +1342,22 @@ const file_duramen_v1_topics_proto_rawDesc = "" +
 	"\apayload\x18\x01 \x01(\fR\apayload\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12,\n" +
 	"\aheaders\x18\x03 \x03(\v2\x12.duramen.v1.HeaderR\aheaders\x12(\n" +
-	"\x10expires_after_ms\x18\x04 \x01(\x04R\x0eexpiresAfterMs\"\xbf\x01\n" +
+	"\x10expires_after_ms\x18\x04 \x01(\x04R\x0eexpiresAfterMs\"\xce\x03\n" +
 	"\fTopicOptions\x12\x1e\n" +
 	"\vkeep_for_ms\x18\x01 \x01(\x04R\tkeepForMs\x12\x1d\n" +
 	"\n" +
 	"keep_bytes\x18\x02 \x01(\x04R\tkeepBytes\x12#\n" +
 	"\rkeep_messages\x18\x03 \x01(\x04R\fkeepMessages\x12%\n" +
 	"\x0emessage_expiry\x18\x04 \x01(\bR\rmessageExpiry\x12$\n" +
-	"\x0elatest_per_key\x18\x05 \x01(\bR\flatestPerKey\"\xd2\x01\n" +
+	"\x0elatest_per_key\x18\x05 \x01(\bR\flatestPerKey\x12+\n" +
+	"\x11drop_acknowledged\x18\x06 \x01(\bR\x10dropAcknowledged\x120\n" +
+	"\x14protect_groups_bytes\x18\a \x01(\x04R\x12protectGroupsBytes\x12\x1f\n" +
+	"\vdiscard_new\x18\b \x01(\bR\n" +
+	"discardNew\x12,\n" +
+	"\x12deduplicate_for_ms\x18\t \x01(\x04R\x10deduplicateForMs\x12@\n" +
+	"\x1aremember_publishers_for_ms\x18\n" +
+	" \x01(\x04H\x00R\x17rememberPublishersForMs\x88\x01\x01B\x1d\n" +
+	"\x1b_remember_publishers_for_ms\"\xd2\x01\n" +
 	"\x12CreateTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12=\n" +
 	"\rtopic_options\x18\x02 \x01(\v2\x18.duramen.v1.TopicOptionsR\ftopicOptions\x12\x1d\n" +
@@ -1534,6 +1590,7 @@ func file_duramen_v1_topics_proto_init() {
 	}
 	file_duramen_v1_common_proto_init()
 	file_duramen_v1_groups_proto_init()
+	file_duramen_v1_topics_proto_msgTypes[1].OneofWrappers = []any{}
 	file_duramen_v1_topics_proto_msgTypes[13].OneofWrappers = []any{}
 	file_duramen_v1_topics_proto_msgTypes[15].OneofWrappers = []any{}
 	file_duramen_v1_topics_proto_msgTypes[17].OneofWrappers = []any{}

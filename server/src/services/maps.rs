@@ -317,6 +317,8 @@ impl Maps for MapsService {
 
     async fn put_stream(&self, request: Request<Streaming<PutStreamRequest>>) -> Result<Response<PutResponse>, Status> {
         let credentials = Credentials::of(&request);
+        // The first request names the map, so the permission is looked at then.
+        self.0.guard.caller(&credentials)?;
         let mut parts = request.into_inner();
         let first = next_part(&mut parts).await?.unwrap_or_default();
         let Some(start) = first.start else {

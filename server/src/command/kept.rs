@@ -80,7 +80,8 @@ impl Kept {
         mut visit: impl FnMut(u64, StoredChange) -> bool,
     ) -> Result<()> {
         let id = map.number();
-        let mut rows = snapshot.range(&self.rows, row(id, first)..row(id + 1, 0))?;
+        // Not beyond the row of the next map itself, which is before its changes.
+        let mut rows = snapshot.range(&self.rows, &row(id, first)[..]..&(id + 1).to_be_bytes()[..])?;
         while let Some((key, value)) = rows.next()? {
             let number = key.last_chunk().map_or(0, |number| u64::from_be_bytes(*number));
             if !visit(number, decoded(&value)) {

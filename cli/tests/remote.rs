@@ -369,9 +369,26 @@ fn a_map_of_a_server_is_watched() {
     };
     done(&["maps", "create"], &["plain"]);
     refused(&["watch"], &["--map", "plain"], "keeps no changes");
-    refused(&["watch"], &["--map", "prices", "--start", "9"], "has made 4 changes");
+    refused(&["watch"], &["--map", "prices", "--start", "9"], "has the number 4");
     refused(&["maps", "create"], &["prices", "--keep-changes", "7"], "ConfigureMap");
     let in_directory = scratch.run_with_input(&["watch", "shop", "--map", "plain", "--start", "current"], b"");
     assert_eq!(in_directory.code, 2);
     assert!(in_directory.stderr.contains("--server"), "{}", in_directory.stderr);
+}
+
+/// A value that is longer than a message of the server.
+#[test]
+fn long_values_go_to_a_server_and_come_back() {
+    let scratch = Scratch::new();
+    let server = Server::start(&scratch.path("shop"));
+    let value: Vec<u8> = (0..21 << 20).map(|n: usize| (n % 251) as u8).collect();
+    let place = ["--server", &server.place];
+    let stored = scratch.run_with_input(
+        &[&["put"], &place[..], &["film", "-", "--map", "films"]].concat(),
+        &value,
+    );
+    assert_eq!(stored.code, 0, "{}", stored.stderr);
+    let read = scratch.run_with_input(&[&["get"], &place[..], &["film", "--map", "films"]].concat(), b"");
+    assert_eq!(read.code, 0, "{}", read.stderr);
+    assert!(read.stdout == value);
 }

@@ -47,7 +47,7 @@ pub enum Watched {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changed {
-    /// Number of the change. The first change of a map has the number 1, and each change has the next number.
+    /// Number of the change; each change of a map has the next number.
     pub number: u64,
     /// The key.
     pub key: Bytes,

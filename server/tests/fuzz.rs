@@ -187,7 +187,7 @@ impl Maker {
                     Type::String => self.text().into_bytes(),
                     Type::Bytes => self.bytes(),
                     _ if depth == 0 => return,
-                    _ => self.message(&field.type_name().to_string(), depth - 1),
+                    _ => self.message(field.type_name(), depth - 1),
                 };
                 encode_key(number, WireType::LengthDelimited, made);
                 encode_varint(content.len() as u64, made);

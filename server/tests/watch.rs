@@ -492,11 +492,17 @@ fn a_watch_follows_a_new_name_and_ends_when_the_map_is_dropped() {
             "{ended}"
         );
 
-        // Another map of the name has changes of its own.
+        // Another map of the name has changes of its own, and positions of the first one mean nothing there.
         scene.create("n", 0, 0).await;
-        scene.put("n", "b", "2").await;
-        let mut watch = scene.watch("n", Some(Start::After(0))).await;
-        assert_eq!(watch.seen(1).await, [change("b", None, Some("2"))]);
+        for value in ["2", "3", "4"] {
+            scene.put("n", "b", value).await;
+        }
+        for after in [0, 1] {
+            let gone = scene.refused("n", Some(Start::After(after))).await;
+            assert_eq!(reason(&gone), "CHANGES_GONE", "{after}: {gone}");
+        }
+        let mut watch = scene.watch("n", Some(Start::Earliest(true))).await;
+        assert_eq!(watch.seen(3).await[0], change("b", None, Some("2")));
 
         scene.clients.create_map("plain").await;
         let none = scene.refused("plain", None).await;

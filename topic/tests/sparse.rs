@@ -382,7 +382,9 @@ fn acknowledged_messages_are_dropped_with_their_rows() {
         .latest_per_key(true)
         .drop_acknowledged(true);
     topic.configure(all).unwrap();
-    let group = topic.create_group("group", Start::Beginning, GroupOptions::new()).unwrap();
+    let group = topic
+        .create_group("group", Start::Beginning, GroupOptions::new())
+        .unwrap();
     for number in 0..10 {
         let (payload, key) = (number.to_string(), format!("key {number}"));
         let message = Message::new(&payload).key(&key);
@@ -391,11 +393,21 @@ fn acknowledged_messages_are_dropped_with_their_rows() {
     assert_eq!(topic.trim().unwrap(), 0);
     let all_rows = rows(&store);
     let mut member = group.member("member");
-    member.receive(4, Duration::ZERO).unwrap().unwrap().acknowledge().unwrap();
+    member
+        .receive(4, Duration::ZERO)
+        .unwrap()
+        .unwrap()
+        .acknowledge()
+        .unwrap();
     assert_eq!(topic.trim().unwrap(), 4);
     assert_eq!(seen(&topic), (4..10).collect::<Vec<_>>());
     assert!(rows(&store) < all_rows);
-    member.receive(100, Duration::ZERO).unwrap().unwrap().acknowledge().unwrap();
+    member
+        .receive(100, Duration::ZERO)
+        .unwrap()
+        .unwrap()
+        .acknowledge()
+        .unwrap();
     assert_eq!(topic.trim().unwrap(), 6);
     assert!(seen(&topic).is_empty());
     disk.advance(120 * SECOND);

@@ -63,7 +63,7 @@ impl Get {
             }
             Place::Server(server) => {
                 let map = self.map.on(&server)?;
-                let value = server.wait(server.client.map(&map).get(&key))?;
+                let value = server.wait(whole(&server.client.map(&map), &key))?;
                 self.print(&map, value.as_deref(), output)
             }
         }
@@ -116,4 +116,16 @@ fn of_store(error: io::Error) -> Failure {
         Ok(error) => error.into(),
         Err(error) => Failure::of_io("reading the value", &error),
     }
+}
+
+/// Reads a value of any length from a server.
+async fn whole(map: &duramen_client::Map, key: &[u8]) -> duramen_client::Result<Option<Vec<u8>>> {
+    let Some(mut parts) = map.get_stream(key).await? else {
+        return Ok(None);
+    };
+    let mut value = Vec::new();
+    while let Some(part) = parts.next().await {
+        value.extend_from_slice(&part?);
+    }
+    Ok(Some(value))
 }

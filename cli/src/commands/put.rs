@@ -106,14 +106,14 @@ fn put(server: &Server, map: &str, key: &[u8], source: &mut Source) -> Outcome<(
     let value = duramen_client::Bytes::from(value);
     server.wait(async {
         let handle = server.client.map(map);
-        match handle.put(key, value.clone()).await {
+        match handle.put_stream(key, value.clone()).await {
             Err(error) if is_unknown_map(&error) => {}
             done => return done,
         }
         if server.client.create_map(map).await? {
             say(format_args!("made the map {map:?}"));
         }
-        handle.put(key, value).await
+        handle.put_stream(key, value).await
     })
 }
 

@@ -486,7 +486,7 @@ type CopyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Path of the copy, on the machine of the server.
 	Directory string `protobuf:"bytes,1,opt,name=directory,proto3" json:"directory,omitempty"`
-	// Number of pairs in the copy.
+	// Number of pairs in the copy, with those that the store keeps for itself.
 	Pairs         uint64 `protobuf:"varint,2,opt,name=pairs,proto3" json:"pairs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

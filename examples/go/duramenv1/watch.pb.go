@@ -238,7 +238,8 @@ func (x *WatchResponse) GetCurrentComplete() bool {
 // What a commit did to a key.
 type MapChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of the change. The first change of a map has the number 1, and each change has the next number.
+	// Number of the change; each change of a map has the next number. A map that takes the name of one that was dropped
+	// begins with a larger number.
 	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// The key.
 	Key []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`

@@ -1,7 +1,8 @@
 //! Maps that keep their changes, for watchers.
 //!
 //! ```text
-//! 0                      how many maps there were so far that keep their changes (`StoredKept::next`)
+//! 0                      how many maps there were so far that keep their changes (`next`), and the number with which the
+//!                        changes of a new map begin (`first`), as a `StoredKept`
 //! map                    limits, and which changes are kept (`StoredKept`)
 //! map number             a change (`StoredChange`); numbers are dense, from 1 on
 //! ```
@@ -116,18 +117,14 @@ impl Recorder {
 
     /// Makes a map that keeps its changes.
     pub(super) fn begin(&self, tx: &mut Transaction, name: &str, limits: KeepChanges) -> Result<()> {
-        let count = tx.get_ref(&self.kept.rows, COUNT)?;
-        let count = count.map_or(0, |count| decoded::<StoredKept>(&count).next);
-        let map = tx.guarded_map(name, count as u32)?;
-        let next = StoredKept {
-            next: count + 1,
-            ..StoredKept::default()
-        };
-        tx.put(&self.kept.rows, COUNT, next.encode_to_vec())?;
+        let mut of_all = self.of_all(tx)?;
+        let map = tx.guarded_map(name, of_all.next as u32)?;
+        of_all.next += 1;
+        tx.put(&self.kept.rows, COUNT, of_all.encode_to_vec())?;
         let state = StoredKept {
             limits: Some(limits),
-            first: 1,
-            next: 1,
+            first: of_all.first,
+            next: of_all.first,
             bytes: 0,
         };
         self.put_state(tx, &map, &state)
@@ -153,9 +150,23 @@ impl Recorder {
         Ok(self.put_state(tx, map, &StoredKept { limits, ..state })?)
     }
 
-    /// Removes all changes of a map that is dropped.
+    /// What the store holds of all maps together.
+    fn of_all(&self, tx: &Transaction) -> Result<StoredKept> {
+        let row = tx.get_ref(&self.kept.rows, COUNT)?;
+        let mut of_all = row.map_or_else(StoredKept::default, |row| decoded(&row));
+        of_all.first = of_all.first.max(1);
+        Ok(of_all)
+    }
+
+    /// Removes all changes of a map that is dropped. Another map of its name begins with a larger number: a watcher that comes
+    /// back must not take the changes of one map for those of the other.
     pub(super) fn end(&mut self, tx: &mut Transaction, map: &Map) -> Result<()> {
         let id = map.number();
+        if let Some(state) = self.state(tx, map)? {
+            let mut of_all = self.of_all(tx)?;
+            of_all.first = of_all.first.max(state.next + 1);
+            tx.put(&self.kept.rows, COUNT, of_all.encode_to_vec())?;
+        }
         self.ring(tx, map)?;
         self.sequences.remove(&id);
         tx.delete_range(

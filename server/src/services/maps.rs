@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::error::{failed, invalid, overloaded, status};
+use crate::error::{failed, invalid, overloaded, status, stopping};
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, check_space, unexpected};
 
@@ -36,8 +36,9 @@ const BATCH_BYTES_MAX: usize = 16 << 20;
 const PART_BYTES: usize = 256 << 10;
 /// The longest value that comes in parts: the command that stores it has all of it.
 const STREAMED_BYTES_MAX: u64 = 64 << 20;
-/// How long the next part of a value may take: what has arrived takes memory.
-const PART_WAIT: Duration = Duration::from_secs(30);
+/// How long a value may take to arrive, and how many bytes more a second: what has arrived takes memory.
+const ARRIVAL: Duration = Duration::from_secs(30);
+const ARRIVAL_BYTES: u64 = 64 << 10;
 
 pub(crate) struct MapsService(pub(crate) State);
 
@@ -159,7 +160,7 @@ impl Maps for MapsService {
         let (map, snapshot) = (self.0.map(&request.map)?, self.snapshot()?);
         // A slow reader holds two parts, and its snapshot.
         let (sender, receiver) = mpsc::channel(2);
-        tokio::spawn(async move {
+        send(&self.0, sender.clone(), async move {
             let mut sent = None;
             loop {
                 let response = match part(&snapshot, &map, &request.key, sent) {
@@ -269,7 +270,7 @@ impl Maps for MapsService {
         };
         // A slow reader holds two batches, and its snapshot.
         let (sender, receiver) = mpsc::channel(2);
-        tokio::spawn(async move {
+        send(&self.0, sender.clone(), async move {
             let mut after: Option<Bytes> = None;
             while left > 0 {
                 let most = left.min(PAGE_PAIRS as u64) as usize;
@@ -320,7 +321,7 @@ impl Maps for MapsService {
         // Nothing is read of a stream without a principal.
         self.0.guard.caller(&credentials)?;
         let mut parts = request.into_inner();
-        let first = next_part(&mut parts).await?.unwrap_or_default();
+        let first = in_time(ARRIVAL, parts.message()).await?.unwrap_or_default();
         let Some(start) = first.start else {
             return Err(invalid(
                 "the first request of the stream has no `start`; name the map and the key there",
@@ -341,7 +342,8 @@ impl Maps for MapsService {
         // would be refused as long as others write.
         let room = (start.encoded_len() + length).min(self.0.pipeline.limits().queued_bytes) as u32;
         let _taken = self.0.arriving.try_acquire_many(room).map_err(|_| overloaded())?;
-        let value = collect(&mut parts, length, first.part).await?;
+        let limit = ARRIVAL + Duration::from_secs(start.length / ARRIVAL_BYTES);
+        let value = in_time(limit, collect(&mut parts, length, first.part)).await?;
         let put = Operated::Put(PutOperation {
             map: start.map,
             key: start.key,
@@ -439,12 +441,27 @@ fn part(snapshot: &Snapshot, map: &Map, key: &[u8], sent: Option<usize>) -> dura
     }))
 }
 
-async fn next_part(parts: &mut Streaming<PutStreamRequest>) -> Result<Option<PutStreamRequest>, Status> {
-    let next = tokio::time::timeout(PART_WAIT, parts.message()).await;
-    next.unwrap_or_else(|_| {
-        let message = format!("no part of the value came for {PART_WAIT:?}; send the value again");
-        Err(status(Code::DeadlineExceeded, "PART_MISSING", message))
+async fn in_time<T>(limit: Duration, arrives: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    let arrived = tokio::time::timeout(limit, arrives).await;
+    arrived.unwrap_or_else(|_| {
+        let message = format!("the value had not arrived after {limit:?}; send it again, or on a faster way");
+        Err(status(Code::DeadlineExceeded, "PARTS_MISSING", message))
     })
+}
+
+/// Sends a stream until it is complete, the client has gone, or the server ends.
+fn send<T: Send + 'static>(
+    state: &State,
+    sender: mpsc::Sender<Result<T, Status>>,
+    sends: impl Future<Output = ()> + Send + 'static,
+) {
+    let mut ends = state.ends.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = sends => {}
+            _ = ends.wait_for(|ends| *ends) => drop(sender.try_send(Err(stopping()))),
+        }
+    });
 }
 
 /// Collects the parts of a value.
@@ -457,7 +474,7 @@ async fn collect(parts: &mut Streaming<PutStreamRequest>, length: usize, first: 
             return Err(invalid(message));
         }
         value.extend_from_slice(&part);
-        next = next_part(parts).await?.map(|request| request.part);
+        next = parts.message().await?.map(|request| request.part);
     }
     if value.len() < length {
         let message = format!(

@@ -80,9 +80,9 @@ impl Watcher {
         let kept = kept.ok_or_else(|| of_refusal(&keeps_none(&request.map)))?;
         let (position, current) = match request.start {
             Some(Start::After(position)) => (position, None),
-            Some(Start::Earliest(true)) => (kept.first - 1, None),
-            Some(Start::Current(true)) => (kept.next - 1, Some(snapshot)),
-            _ => (kept.next - 1, None),
+            Some(Start::Earliest(true)) => (kept.first.saturating_sub(1), None),
+            Some(Start::Current(true)) => (kept.next.saturating_sub(1), Some(snapshot)),
+            _ => (kept.next.saturating_sub(1), None),
         };
         check_position(&request.map, &kept, position)?;
         Ok(Watcher {
@@ -225,9 +225,9 @@ fn check_position(map: &str, kept: &StoredKept, position: u64) -> Result<(), Sta
     // First, because the client may send the largest of all numbers.
     if position >= kept.next {
         let message = format!(
-            "the map {map:?} has made {} changes, and the watch would go on after {position}; the position belongs to \
-             another map, or to a newer copy of the store; read the pairs again",
-            kept.next - 1
+            "the newest change of the map {map:?} has the number {}, and the watch would go on after {position}; the \
+             position belongs to another map, or to a newer copy of the store; read the pairs again",
+            kept.next.saturating_sub(1)
         );
         return Err(status(Code::OutOfRange, "CHANGES_NOT_MADE", message));
     }

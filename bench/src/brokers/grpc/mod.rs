@@ -6,15 +6,16 @@
 
 mod calls;
 mod floor;
+mod members;
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use duramen_client::{Acknowledge, Bytes, Client, Map, Start, Topic, TopicOptions, WriteOptions};
+use duramen_client::{Acknowledge, Bytes, Client, GroupOptions, Map, Start, Topic, TopicOptions, WriteOptions};
 use duramen_server::{Config, Running};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::broker::{Broker, Receiver, Together};
+use crate::broker::{Broker, Member, Receiver, Together};
 use crate::connection::{Answer, Connection, Way};
 use crate::peer::{Class, Description, Driver, Found, Peer, Setting, Unsupported};
 use crate::peers::locked_version;
@@ -218,6 +219,18 @@ impl Broker for Opened {
             }
             Ok(())
         })
+    }
+
+    fn make_group(&self, topic: usize) -> Result<()> {
+        self.needs_store()?;
+        let group = self.client.topic(topic_name(topic)).group(members::GROUP);
+        Ok(self.runtime.block_on(group.create(Start::Earliest, GroupOptions::new())).map(drop)?)
+    }
+
+    fn member(&self, topic: usize) -> Result<Box<dyn Member + '_>> {
+        self.needs_store()?;
+        let group = self.client.topic(topic_name(topic)).group(members::GROUP);
+        Ok(Box::new(members::Sharing::new(&self.runtime, group)))
     }
 
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {

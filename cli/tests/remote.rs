@@ -388,7 +388,10 @@ fn long_values_go_to_a_server_and_come_back() {
         &value,
     );
     assert_eq!(stored.code, 0, "{}", stored.stderr);
-    let read = scratch.run_with_input(&[&["get"], &place[..], &["film", "--map", "films"]].concat(), b"");
+    let read = scratch.run_with_input(
+        &[&["get"], &place[..], &["film", "--map", "films", "--raw"]].concat(),
+        b"",
+    );
     assert_eq!(read.code, 0, "{}", read.stderr);
     assert!(read.stdout == value);
 }

@@ -168,6 +168,11 @@ fn topics_are_published_to_subscribed_and_administered() {
         };
         topic.configure(options).await.unwrap();
         let described = topic.describe().await.unwrap();
+        // What was not set has its default.
+        let options = TopicOptions {
+            remember_publishers_for_ms: Some(7 * 24 * 60 * 60 * 1_000),
+            ..options
+        };
         assert_eq!((described.next_offset, described.topic_options), (5, Some(options)));
         let other = client.create_topic("t", TopicOptions::default()).await.unwrap_err();
         assert_eq!(other.kind, ErrorKind::AlreadyExists);

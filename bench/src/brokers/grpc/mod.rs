@@ -224,7 +224,10 @@ impl Broker for Opened {
     fn make_group(&self, topic: usize) -> Result<()> {
         self.needs_store()?;
         let group = self.client.topic(topic_name(topic)).group(members::GROUP);
-        Ok(self.runtime.block_on(group.create(Start::Earliest, GroupOptions::new())).map(drop)?)
+        Ok(self
+            .runtime
+            .block_on(group.create(Start::Earliest, GroupOptions::new()))
+            .map(drop)?)
     }
 
     fn member(&self, topic: usize) -> Result<Box<dyn Member + '_>> {

@@ -21,8 +21,6 @@ use crate::options::Message;
 /// Room for unacknowledged messages, in units of `UNIT_BYTES`; each message takes one unit at least.
 const ROOM: u32 = 8 << 10;
 const UNIT_BYTES: usize = 1 << 10;
-/// The most bytes of messages that go together in a request, unless one message has more.
-const REQUEST_BYTES: usize = 32 << 10;
 
 /// Publishes messages to a topic without waiting for each; see [`crate::Topic::publisher`].
 ///
@@ -83,14 +81,7 @@ impl Publisher {
             *locked(&opened) = Some(sender);
             async move {
                 let (metadata, extensions, ()) = attempt.into_parts();
-                let request = Request::from_parts(
-                    metadata,
-                    extensions,
-                    Requests {
-                        sent: receiver,
-                        next: None,
-                    },
-                );
+                let request = Request::from_parts(metadata, extensions, Requests(receiver));
                 topics(channel).publish_stream(request).await
             }
         });
@@ -212,37 +203,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the program sends. Messages that wait already go together: a request costs more than its messages.
-struct Requests {
-    sent: mpsc::UnboundedReceiver<PublishStreamRequest>,
-    /// It had no room in the request before it.
-    next: Option<PublishStreamRequest>,
-}
+struct Requests(mpsc::UnboundedReceiver<PublishStreamRequest>);
 
 impl Stream for Requests {
     type Item = PublishStreamRequest;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<PublishStreamRequest>> {
-        let mut request = match self.next.take() {
-            Some(request) => request,
-            None => match self.sent.poll_recv(context) {
-                Poll::Ready(Some(request)) => request,
-                other => return other,
-            },
-        };
-        let mut bytes = bytes_of(&request);
-        while let Ok(next) = self.sent.try_recv() {
-            bytes += bytes_of(&next);
-            if bytes > REQUEST_BYTES {
-                self.next = Some(next);
-                break;
-            }
-            request.messages.extend(next.messages);
-        }
-        Poll::Ready(Some(request))
+        self.0.poll_recv(context)
     }
-}
-
-fn bytes_of(request: &PublishStreamRequest) -> usize {
-    request.messages.iter().map(|message| message.encoded_len()).sum()
 }

@@ -223,6 +223,7 @@ impl Applier {
         let stored = StoredSession {
             timeout_ms: open.timeout_ms,
             principal: open.principal.clone(),
+            swept_ms: before.map_or(0, |before| before.swept_ms),
         };
         self.sessions.open(tx, &open.session, &stored)?;
         Ok(outcome(Led::Changed(is_new)))

@@ -4,7 +4,7 @@
 //! 0                      how many maps there were so far that keep their changes (`next`), and the number with which the
 //!                        changes of a new map begin (`first`), as a `StoredKept`
 //! map                    limits, and which changes are kept (`StoredKept`)
-//! map number             a change (`StoredChange`); numbers are dense, from 1 on
+//! map number             a change (`StoredChange`); each has the next number
 //! ```
 //! Both parts are big-endian; `map` is the number of the map in the store, so a new name changes nothing here. It comes from
 //! the count in the first row: the numbers that the engine gives depend on commits that failed. The rows of a change are

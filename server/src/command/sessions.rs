@@ -4,11 +4,12 @@
 //! 0 session                        the session (`StoredSession`)
 //! 1 session deadline lease         a lease that it holds (`StoredLease`); the deadline is big-endian
 //! ```
-//! The rows of a lease are written in the commit that makes or ends it. A lease whose time is over leaves its row; the
-//! next lease of the session removes it.
+//! The rows of a lease are written in the commit that makes or ends it. A lease whose time is over leaves its row; a later
+//! lease of the session removes it, and the session remembers up to which deadline that was done. The walk begins there: it
+//! must not pass the rows of all leases that were settled since the last fold.
 
 use duramen::topic::LeaseId;
-use duramen::{Map, Result, Snapshot, Transaction};
+use duramen::{Cursor, Map, Result, Snapshot, Transaction};
 use duramen_proto::command::{StoredLease, StoredSession};
 use prost::Message;
 
@@ -16,6 +17,8 @@ use prost::Message;
 pub const SESSION_BYTES: usize = 16;
 /// The most leases that one command looks at.
 const LEASES_MAX: usize = 32;
+/// Time between two looks for leases of a session that are over.
+const SWEEP_MS: u64 = 1_000;
 
 const SESSION: u8 = 0;
 const LEASE: u8 = 1;
@@ -102,8 +105,11 @@ impl Sessions {
 
     /// Leases that a session holds, those first that began first; not all when there are many.
     pub(super) fn held(&self, tx: &Transaction, session: &[u8]) -> Result<Vec<HeldLease>> {
+        self.held_within(session, tx.prefix(&self.rows, key(LEASE, session))?)
+    }
+
+    fn held_within(&self, session: &[u8], mut rows: Cursor<'_>) -> Result<Vec<HeldLease>> {
         let mut held = Vec::new();
-        let mut rows = tx.prefix(&self.rows, key(LEASE, session))?;
         while held.len() < LEASES_MAX
             && let Some((row, value)) = rows.next()?
         {
@@ -117,13 +123,26 @@ impl Sessions {
         Ok(held)
     }
 
-    /// Leases whose first deadline was before a time, some of them.
-    pub(super) fn over(&self, tx: &Transaction, session: &[u8], now_ms: u64) -> Result<Vec<HeldLease>> {
-        let held = self.held(tx, session)?;
-        Ok(held
-            .into_iter()
-            .take_while(|held| held.lease.deadline < now_ms)
-            .collect())
+    /// Leases whose first deadline was before a time, some of them. Looks for them once a second.
+    pub(super) fn over(&self, tx: &mut Transaction, session: &[u8], now_ms: u64) -> Result<Vec<HeldLease>> {
+        let Some(stored) = self.get(tx, session)? else {
+            return Ok(Vec::new());
+        };
+        if now_ms < stored.swept_ms + SWEEP_MS {
+            return Ok(Vec::new());
+        }
+        let bound = |deadline: u64| {
+            let mut bound = key(LEASE, session);
+            bound.extend(deadline.to_be_bytes());
+            bound
+        };
+        let (low, high) = (bound(stored.swept_ms), bound(now_ms));
+        let over = self.held_within(session, tx.range(&self.rows, &low[..]..&high[..])?)?;
+        if over.len() < LEASES_MAX {
+            let swept_ms = now_ms;
+            self.open(tx, session, &StoredSession { swept_ms, ..stored })?;
+        }
+        Ok(over)
     }
 }
 

@@ -66,7 +66,7 @@ impl Kept {
     /// Those of reading.
     pub(crate) fn state(&self, snapshot: &Snapshot, map: &Map) -> Result<Option<StoredKept>> {
         let row = snapshot.get(&self.rows, map.number().to_be_bytes())?;
-        Ok(row.map(|row| decoded(&row)))
+        row.map(|row| decoded(&row)).transpose()
     }
 
     /// Calls `visit` with the changes of a map from a number on, until it returns false.
@@ -85,7 +85,7 @@ impl Kept {
         let mut rows = snapshot.range(&self.rows, &row(id, first)[..]..&(id + 1).to_be_bytes()[..])?;
         while let Some((key, value)) = rows.next()? {
             let number = key.last_chunk().map_or(0, |number| u64::from_be_bytes(*number));
-            if !visit(number, decoded(&value)) {
+            if !visit(number, decoded(&value)?) {
                 break;
             }
         }
@@ -153,7 +153,7 @@ impl Recorder {
     /// What the store holds of all maps together.
     fn of_all(&self, tx: &Transaction) -> Result<StoredKept> {
         let row = tx.get_ref(&self.kept.rows, COUNT)?;
-        let mut of_all = row.map_or_else(StoredKept::default, |row| decoded(&row));
+        let mut of_all: StoredKept = row.map(|row| decoded(&row)).transpose()?.unwrap_or_default();
         of_all.first = of_all.first.max(1);
         Ok(of_all)
     }
@@ -322,7 +322,7 @@ impl Recorder {
             let key = row(id, state.first);
             let bytes = match tx.get_ref(&self.kept.rows, key)? {
                 Some(old) => {
-                    let is_old = limits.age_ms > 0 && decoded::<StoredChange>(&old).time_us < oldest_kept_us;
+                    let is_old = limits.age_ms > 0 && decoded::<StoredChange>(&old)?.time_us < oldest_kept_us;
                     if !is_old && !is_beyond_bytes {
                         break;
                     }
@@ -339,7 +339,7 @@ impl Recorder {
 
     fn state(&self, tx: &Transaction, map: &Map) -> Result<Option<StoredKept>> {
         let row = tx.get_ref(&self.kept.rows, map.number().to_be_bytes())?;
-        Ok(row.map(|row| decoded(&row)))
+        row.map(|row| decoded(&row)).transpose()
     }
 
     fn put_state(&self, tx: &mut Transaction, map: &Map, state: &StoredKept) -> Result<()> {
@@ -371,8 +371,12 @@ fn bytes_of(change: &[u8]) -> u64 {
     (size_of_val(&row(0, 0)) + change.len()) as u64
 }
 
-fn decoded<M: Message + Default>(row: &[u8]) -> M {
-    M::decode(row).unwrap_or_default()
+/// A row that cannot be read must not count as an empty one: the next change would be written over the first.
+fn decoded<M: Message + Default>(row: &[u8]) -> Result<M> {
+    M::decode(row).map_err(|error| {
+        let what = format!("a row of the changes that a map keeps cannot be read ({error}); run `duramen check`");
+        duramen::Reason::Damaged(what).into()
+    })
 }
 
 fn get(tx: &Transaction, map: &Map, key: &[u8]) -> Result<Option<Bytes>> {

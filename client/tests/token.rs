@@ -17,6 +17,8 @@ fn a_client_presents_its_token_with_every_call() {
         permissions: vec!["admin:*".parse().unwrap()],
         is_for_certificates: false,
         valid_for: None,
+        calls: 0,
+        bytes_per_second: 0,
     };
     let created = create_token(&store, &new).unwrap();
     store.close().unwrap();

@@ -20,7 +20,8 @@ pub fn status(code: Code, reason: &str, message: impl Into<String>) -> Status {
     Status::with_error_details(code, message, details)
 }
 
-fn with_retry(code: Code, reason: &str, message: impl Into<String>, after: Duration) -> Status {
+/// As [`status`], with the time after which the request may be repeated.
+pub fn with_retry(code: Code, reason: &str, message: impl Into<String>, after: Duration) -> Status {
     let mut details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::<String, String>::new());
     details.set_retry_info(Some(after));
     Status::with_error_details(code, message, details)

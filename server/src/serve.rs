@@ -38,7 +38,7 @@ use crate::metrics::{self, Sources};
 use crate::pages::Pages;
 use crate::pipeline::{Limits, Pipeline};
 use crate::room::Room;
-use crate::security::{Certificates, Guard, Renewal, TlsError};
+use crate::security::{Certificates, Guard, LimitLayer, Renewal, TlsError, Usages};
 use crate::services::{AdminService, MapsService, TopicsService, TransactionsService, WatchService};
 use crate::session::{Registry, Rooms, end_expired};
 use crate::sockets::Sockets;
@@ -151,6 +151,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         pipeline: Pipeline::new(applier, limits),
         arriving: Semaphore::new(config.queue_bytes.min(Semaphore::MAX_PERMITS)),
         guard,
+        usages: Usages::default(),
         default_level: config.acknowledge,
         pages: Pages::default(),
         begun,
@@ -419,6 +420,7 @@ fn serve_connections(
 ) {
     let (ready, incoming) = mpsc::channel(1);
     let incoming = ReceiverStream::new(incoming);
+    let limits = LimitLayer(state.clone());
     let maps = MapsServer::new(MapsService(state.clone()))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
@@ -446,6 +448,7 @@ fn serve_connections(
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_ANSWER))
         .layer(measure)
+        .layer(limits)
         .add_service(maps)
         .add_service(topics)
         .add_service(transactions)

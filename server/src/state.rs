@@ -19,7 +19,7 @@ use crate::command::{Kept, map_not_found};
 use crate::error::{failed, of_refusal, status};
 use crate::pages::Pages;
 use crate::pipeline::{Level, Pipeline};
-use crate::security::{Access, Caller, Credentials, Guard, Resource};
+use crate::security::{Access, Caller, Credentials, Guard, Resource, Usages};
 use crate::session::{Registry, Rooms};
 
 /// What the services work on. Clones share it.
@@ -37,6 +37,7 @@ pub(crate) struct Inner {
     /// writes of others.
     pub(crate) arriving: Semaphore,
     pub(crate) guard: Guard,
+    pub(crate) usages: Usages,
     pub(crate) default_level: Level,
     pub(crate) pages: Pages,
     pub(crate) begun: Instant,

@@ -40,6 +40,10 @@ pub struct NewToken {
     pub is_for_certificates: bool,
     /// How long it is valid. `None`: until it is revoked.
     pub valid_for: Option<Duration>,
+    /// Most calls of the principal at a time, streams among them; 0: no limit.
+    pub calls: u32,
+    /// Most bytes of its requests and responses in a second; more wait. 0: no limit.
+    pub bytes_per_second: u64,
 }
 
 /// A token that was created.
@@ -63,6 +67,10 @@ pub struct ListedToken {
     pub is_for_certificates: bool,
     /// When it expires.
     pub expires: Option<SystemTime>,
+    /// Most calls at a time; 0: no limit.
+    pub calls: u32,
+    /// Most bytes in a second; 0: no limit.
+    pub bytes_per_second: u64,
 }
 
 /// Creates a token. From the first one on, requests to a server of this store need permissions.
@@ -81,6 +89,8 @@ pub fn create_token(store: &Store, new: &NewToken) -> Result<CreatedToken, Token
         permissions: new.permissions.iter().map(ToString::to_string).collect(),
         secret_sha256: secret_sha256.into(),
         expires_us: expires.unwrap_or(0),
+        calls: new.calls,
+        bytes_per_second: new.bytes_per_second,
     };
     let id = presented.id.to_vec();
     apply(
@@ -111,6 +121,8 @@ pub fn list_tokens(store: &Store) -> Result<Vec<ListedToken>, TokenError> {
         permissions: token.permissions,
         is_for_certificates: token.secret_sha256.is_empty(),
         expires: (token.expires_us != 0).then(|| UNIX_EPOCH + Duration::from_micros(token.expires_us)),
+        calls: token.calls,
+        bytes_per_second: token.bytes_per_second,
     });
     Ok(listed.collect())
 }

@@ -50,8 +50,12 @@ fn commit(changes: Vec<Operated>) -> Command {
 }
 
 fn put(key: impl Into<String>, bytes: usize) -> Operated {
+    put_in("m", key, bytes)
+}
+
+fn put_in(map: &str, key: impl Into<String>, bytes: usize) -> Operated {
     Operated::Put(PutOperation {
-        map: "m".into(),
+        map: map.into(),
         key: key.into().into(),
         value: vec![7; bytes].into(),
     })
@@ -73,6 +77,13 @@ fn prepared(pipeline: &Pipeline) -> impl Future<Output = ()> {
         Change::CreateMap(CreateMap {
             map: "m".into(),
             ..Default::default()
+        }),
+        Change::CreateMap(CreateMap {
+            map: "watched".into(),
+            keep_changes: Some(KeepChanges {
+                bytes: 1 << 30,
+                ..Default::default()
+            }),
         }),
         Change::CreateTopic(CreateTopic {
             topic: "t".into(),
@@ -262,7 +273,8 @@ fn what_is_acknowledged_survives_whichever_call_of_the_device_fails() {
                 let level = if rng.bool() { Level::Synced } else { Level::Written };
                 // Values beyond 64 KiB go to the data file.
                 let bytes = if rng.u8(..) < 40 { 70_000 } else { rng.usize(0..300) };
-                let mut command = commit(vec![put(format!("{n:02}"), bytes), publish("t", 1)]);
+                let key = format!("{n:02}");
+                let mut command = commit(vec![put(&key, bytes), put_in("watched", &key, bytes), publish("t", 1)]);
                 command.idempotency_key = n.to_be_bytes().to_vec().into();
                 match pipeline.submit(command, level).await {
                     Ok(outcome) => {
@@ -286,13 +298,14 @@ fn what_is_acknowledged_survives_whichever_call_of_the_device_fails() {
         drop((pipeline, store));
         for (disk, acknowledged) in [(cut, &synced), (killed, &written)] {
             let store = options().open_on(disk.platform()).unwrap();
-            let keys: BTreeSet<u64> = {
-                let map = store.map("m").unwrap();
+            let keys_of = |map: &str| -> BTreeSet<u64> {
+                let map = store.maps().get(map).unwrap().unwrap();
                 let snapshot = store.snapshot().unwrap();
                 let keys = snapshot.range(&map, ..).unwrap().iter();
                 keys.map(|pair| String::from_utf8(pair.unwrap().0.to_vec()).unwrap().parse().unwrap())
                     .collect()
             };
+            let keys = keys_of("m");
             assert!(
                 keys.is_superset(acknowledged),
                 "seed {seed}: {acknowledged:?} in {keys:?}"
@@ -301,9 +314,14 @@ fn what_is_acknowledged_survives_whichever_call_of_the_device_fails() {
             let topics = Topics::open_with(&store, TopicsOptions::new().background(false)).unwrap();
             let next = topics.topic("t").unwrap().describe().unwrap().next;
             assert_eq!(next, keys.len() as u64, "seed {seed}");
-            let rows = store.reserved_map("server.idempotency").unwrap();
-            let rows = store.snapshot().unwrap().count(&rows, ..).unwrap();
-            assert_eq!(rows, 2 * keys.len() as u64, "seed {seed}");
+            let rows = |map: &str| {
+                let rows = store.reserved_map(map).unwrap();
+                store.snapshot().unwrap().count(&rows, ..).unwrap()
+            };
+            assert_eq!(rows("server.idempotency"), 2 * keys.len() as u64, "seed {seed}");
+            // A put is in the map of the changes too: beside its limits and the count of such maps.
+            assert_eq!(keys_of("watched"), keys, "seed {seed}");
+            assert_eq!(rows("server.changes"), 2 + keys.len() as u64, "seed {seed}");
         }
     }
     if given.is_none() {

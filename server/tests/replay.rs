@@ -235,6 +235,8 @@ fn token(rng: &mut Rng) -> Change {
                 Vec::new().into()
             },
             expires_us: 0,
+            calls: 0,
+            bytes_per_second: 0,
         }),
     })
 }

@@ -42,6 +42,8 @@ fn token(store: &Store, principal: &str, permissions: &[&str]) -> CreatedToken {
         permissions: permissions.iter().map(|text| text.parse().unwrap()).collect(),
         is_for_certificates: false,
         valid_for: None,
+        calls: 0,
+        bytes_per_second: 0,
     };
     create_token(store, &new).unwrap()
 }
@@ -154,6 +156,8 @@ fn a_wrong_token_is_refused_without_saying_what_is_wrong() {
         permissions: vec!["admin:*".parse().unwrap()],
         is_for_certificates: false,
         valid_for: Some(std::time::Duration::ZERO),
+        calls: 0,
+        bytes_per_second: 0,
     };
     let expired = create_token(&store, &new).unwrap();
     store.close().unwrap();
@@ -359,6 +363,8 @@ fn a_verified_certificate_has_the_permissions_of_its_name() {
         permissions: vec!["read:map:users".parse().unwrap()],
         is_for_certificates: true,
         valid_for: None,
+        calls: 0,
+        bytes_per_second: 0,
     };
     assert!(create_token(&store, &new).unwrap().text.is_none());
     store.close().unwrap();
@@ -668,6 +674,85 @@ fn dead_letters_of_a_group_need_a_permission_too() {
             .await;
         assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
         clients.topics.create_group(with(&created, create(None))).await.unwrap();
+    });
+    server.stop().unwrap();
+}
+
+/// A token with limits, for the maps and topics of the tests.
+fn limited(store: &Store, principal: &str, calls: u32, bytes_per_second: u64) -> CreatedToken {
+    let new = NewToken {
+        principal: principal.into(),
+        permissions: vec!["admin:*".parse().unwrap()],
+        is_for_certificates: false,
+        valid_for: None,
+        calls,
+        bytes_per_second,
+    };
+    create_token(store, &new).unwrap()
+}
+
+#[test]
+fn a_principal_has_as_many_calls_at_a_time_as_its_token_allows() {
+    let directory = tempfile::tempdir().unwrap();
+    let opened = store(directory.path());
+    let few = limited(&opened, "few", 2, 0);
+    let few_too = limited(&opened, "few", 2, 0);
+    let any = token(&opened, "any", &["admin:*"]);
+    opened.close().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let (mut clients, mut others) = (connect(&server).await, connect(&server).await);
+        let create = CreateTopicRequest {
+            topic: "orders".into(),
+            ..Default::default()
+        };
+        clients.topics.create_topic(with(&any, create)).await.unwrap();
+        let subscribe = || SubscribeRequest {
+            topic: "orders".into(),
+            ..Default::default()
+        };
+        let first = clients.topics.subscribe(with(&few, subscribe())).await.unwrap();
+        let second = others.topics.subscribe(with(&few_too, subscribe())).await.unwrap();
+        // Each connection, thread and token of the principal counts, and no other principal.
+        for clients in [&mut clients, &mut others] {
+            let refused = clients.maps.get(with(&few, get("users"))).await.unwrap_err();
+            assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+            assert_eq!(reason(&refused), "TOO_MANY_CALLS");
+            assert!(refused.get_details_retry_info().is_some());
+            assert!(refused.message().contains("\"few\" has 2 calls"), "{refused}");
+            clients.maps.get(with(&any, get("users"))).await.unwrap();
+        }
+        drop(second);
+        let mut tries = 0;
+        while let Err(refused) = clients.maps.get(with(&few, get("users"))).await {
+            // The server hears of the end of a stream a little later.
+            assert!(reason(&refused) == "TOO_MANY_CALLS" && tries < 1_000, "{refused}");
+            tries += 1;
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        drop(first);
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_principal_that_sends_and_reads_more_than_its_bytes_waits_and_loses_nothing() {
+    const BYTES: usize = 1 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let opened = store(directory.path());
+    let slow = limited(&opened, "slow", 0, BYTES as u64);
+    opened.close().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        let value = "v".repeat(BYTES);
+        let begun = std::time::Instant::now();
+        clients.maps.put(with(&slow, put("users", "k", &value))).await.unwrap();
+        let read = clients.maps.get(with(&slow, get("users"))).await.unwrap();
+        assert_eq!(read.into_inner().value.unwrap(), value);
+        clients.maps.get(with(&slow, get("users"))).await.unwrap();
+        // The bytes of one second may come at once. The last response waits for those before it.
+        assert!(begun.elapsed() >= std::time::Duration::from_millis(900));
     });
     server.stop().unwrap();
 }

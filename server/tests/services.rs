@@ -766,3 +766,49 @@ fn every_option_of_topics_and_groups_goes_through_the_network() {
     let now = usual.existing_group("odd").unwrap().describe().unwrap().options;
     assert_eq!(format!("{now:?}"), before);
 }
+
+/// More requests in flight than the queue holds: those that are refused change nothing, and soon there is room again.
+#[test]
+fn load_beyond_the_queue_is_refused_with_a_hint_and_leaves_no_trace() {
+    const BYTES: usize = 40_000;
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve_with(directory.path(), &[("queue_bytes", "100000")]);
+    client(async {
+        connect(&server).await.create_map("m").await;
+        let mut requests = tokio::task::JoinSet::new();
+        for connection in 0..2 {
+            let maps = connect(&server).await.maps;
+            for number in 0..200 {
+                let (mut maps, key) = (maps.clone(), format!("{connection}-{number:03}"));
+                requests.spawn(async move {
+                    let mut request = put("m", &key, &"v".repeat(BYTES));
+                    request.options = if number % 2 == 0 { written() } else { None };
+                    (key, maps.put(request).await)
+                });
+            }
+        }
+        let (mut stored, mut refused) = (Vec::new(), Vec::new());
+        while let Some(answered) = requests.join_next().await {
+            match answered.unwrap() {
+                (key, Ok(_)) => stored.push(key),
+                (key, Err(status)) => {
+                    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+                    assert_eq!(status.get_details_error_info().unwrap().reason, "OVERLOADED");
+                    assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
+                    refused.push(key);
+                }
+            }
+        }
+        println!("{} stored, {} refused", stored.len(), refused.len());
+        assert!(!stored.is_empty() && !refused.is_empty());
+        let mut clients = connect(&server).await;
+        for key in &stored {
+            assert!(clients.get("m", key).await.is_some(), "{key} was acknowledged");
+        }
+        for key in &refused {
+            assert!(clients.get("m", key).await.is_none(), "{key} was refused");
+            clients.maps.put(put("m", key, "later")).await.unwrap();
+        }
+    });
+    server.stop().unwrap();
+}

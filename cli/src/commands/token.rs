@@ -26,6 +26,8 @@ const CREATE_EXAMPLES: &str = r"Examples:
     $ duramen token create backup --allow 'read:*' --expires 30d --json
   Permissions for clients with a certificate of this name, without a token:
     $ duramen token create shop --certificate --allow 'write:topic:orders'
+  At most 100 calls at a time, and one MiB in a second:
+    $ duramen token create guest --allow 'read:*' --calls 100 --bytes-per-second 1048576
 
 A permission is read, write or admin, and then :* or :map:NAME or :topic:NAME. A name that ends with
 * stands for all names that begin so. Writing does not include reading. admin includes both, and
@@ -74,6 +76,12 @@ enum Action {
         /// How long the token is valid, as in 12h or 30d (default: until it is revoked)
         #[arg(long, value_name = "TIME", value_parser = validity)]
         expires: Option<Duration>,
+        /// Most calls at a time, open streams among them (default: no limit)
+        #[arg(long, value_name = "COUNT", default_value_t = 0, hide_default_value = true)]
+        calls: u32,
+        /// Most bytes of requests and responses in a second; more wait (default: no limit)
+        #[arg(long, value_name = "BYTES", default_value_t = 0, hide_default_value = true)]
+        bytes_per_second: u64,
         /// For clients with a certificate of this name; there is no token then
         #[arg(long)]
         certificate: bool,
@@ -109,6 +117,8 @@ impl Token {
                 name,
                 allow,
                 expires,
+                calls,
+                bytes_per_second,
                 certificate,
                 directory,
             } => {
@@ -117,6 +127,8 @@ impl Token {
                     permissions: allow,
                     is_for_certificates: certificate,
                     valid_for: expires,
+                    calls,
+                    bytes_per_second,
                 };
                 create(&directory.open(Options::new().create(false))?, &new, output)
             }
@@ -158,6 +170,8 @@ fn list(store: &Store, output: &mut Output) -> Outcome {
                 "permissions": token.permissions,
                 "certificate": token.is_for_certificates,
                 "expires": expires,
+                "calls": limit(token.calls.into()),
+                "bytes_per_second": limit(token.bytes_per_second),
             }))?;
         } else {
             let kind = if token.is_for_certificates {
@@ -171,12 +185,20 @@ fn list(store: &Store, output: &mut Output) -> Outcome {
                 token.principal,
                 kind.into(),
                 expires,
+                limit(token.calls.into()).map_or_else(|| "any".into(), |calls| calls.to_string()),
+                limit(token.bytes_per_second).map_or_else(|| "any".into(), |bytes| bytes.to_string()),
                 token.permissions.join(" "),
             ]);
         }
     }
-    output.table(&["id", "principal", "kind", "expires", "permissions"], &rows)?;
+    let columns = ["id", "principal", "kind", "expires", "calls", "bytes/s", "permissions"];
+    output.table(&columns, &rows)?;
     Ok(Exit::Done)
+}
+
+/// A limit that is set.
+fn limit(value: u64) -> Option<u64> {
+    (value > 0).then_some(value)
 }
 
 fn failure(error: TokenError) -> Failure {

@@ -15,9 +15,10 @@ use duramen::Reason;
 use duramen_proto::command::Token;
 use duramen_proto::v1::CommitRequest;
 use duramen_proto::v1::operation::Change;
-use tonic::metadata::MetadataMap;
+use hyper::HeaderMap;
 use tonic::{Code, Request, Status};
 
+use super::limits::PrincipalLimits;
 use super::peer::{Identity, Peer};
 use super::permission::{Access, Permission, Resource};
 use super::tokens::{Presented, Tokens};
@@ -42,17 +43,21 @@ enum Authorization {
 impl Credentials {
     /// The credentials of a request.
     pub(crate) fn of<T>(request: &Request<T>) -> Credentials {
-        let peer = request.extensions().get::<Peer>();
+        Credentials::new(request.metadata().as_ref(), request.extensions().get::<Peer>())
+    }
+
+    /// The credentials in the headers of a request from a peer.
+    pub(crate) fn new(headers: &HeaderMap, peer: Option<&Peer>) -> Credentials {
         Credentials {
-            authorization: Authorization::of(request.metadata()),
+            authorization: Authorization::of(headers),
             identity: peer.map_or(Identity::Unknown, |peer| peer.identity.clone()),
         }
     }
 }
 
 impl Authorization {
-    fn of(metadata: &MetadataMap) -> Authorization {
-        let Some(value) = metadata.get("authorization") else {
+    fn of(headers: &HeaderMap) -> Authorization {
+        let Some(value) = headers.get("authorization") else {
             return Authorization::Absent;
         };
         let token = value.to_str().ok().and_then(|text| text.strip_prefix("Bearer "));
@@ -90,8 +95,25 @@ impl Guard {
 
     /// Finds out who sent a request.
     pub(crate) fn caller(&self, credentials: &Credentials) -> Result<Caller, Status> {
+        self.token_of(credentials)?.map_or(Ok(Caller::Unlimited), Caller::of)
+    }
+
+    /// The principal that sent a request, with its limits; `None`: it has none.
+    pub(crate) fn limits(&self, credentials: &Credentials) -> Result<Option<(String, PrincipalLimits)>, Status> {
+        let limited = self.token_of(credentials)?.map(|token| {
+            let limits = PrincipalLimits {
+                calls: token.calls,
+                bytes_per_second: token.bytes_per_second,
+            };
+            (token.principal, limits)
+        });
+        Ok(limited.filter(|(_, limits)| *limits != PrincipalLimits::default()))
+    }
+
+    /// The valid token of a request, or that of its certificate. `None`: the sender may do everything.
+    fn token_of(&self, credentials: &Credentials) -> Result<Option<Token>, Status> {
         if !self.tokens.are_required().map_err(|error| failed(&error))? {
-            return Ok(Caller::Unlimited);
+            return Ok(None);
         }
         let token = match (&credentials.authorization, &credentials.identity) {
             (Authorization::Token(presented), _) => {
@@ -104,14 +126,14 @@ impl Guard {
                 token.ok_or_else(|| unknown_certificate(name))?
             }
             (Authorization::Absent, Identity::Process { uid }) if *uid == self.owner || *uid == ROOT => {
-                return Ok(Caller::Unlimited);
+                return Ok(None);
             }
             (Authorization::Absent, _) => return Err(no_token()),
         };
         if token.expires_us != 0 && token.expires_us <= now_us() {
             return Err(wrong_token());
         }
-        Caller::of(token)
+        Ok(Some(token))
     }
 }
 

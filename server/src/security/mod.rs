@@ -7,6 +7,7 @@
 //! tokens        tokens, and the rows that the store keeps of them
 //! peer          what a connection says of its other end
 //! authorize     whether a request may do what it asks for
+//! limits        how many calls and bytes a principal may use
 //! ```
 
 mod certificates;
@@ -16,10 +17,12 @@ mod permission;
 mod tokens;
 
 mod authorize;
+mod limits;
 mod peer;
 
 pub(crate) use authorize::{Caller, Credentials, Guard};
 pub(crate) use certificates::{Certificates, Renewal};
+pub(crate) use limits::{LimitLayer, Usages};
 pub(crate) use peer::{Address, Identity, Peer, name_of};
 pub(crate) use permission::{Access, Resource};
 pub use permission::{NoPermission, Permission};

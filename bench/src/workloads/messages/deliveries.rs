@@ -4,11 +4,16 @@
 use std::sync::Arc;
 
 use anyhow::Result;
+use tokio::runtime::Builder;
+use tokio::task::unconstrained;
 
 use super::{Context, PAYLOAD_BYTES};
 use crate::broker::{Board, Broker, Payload};
-use crate::crew::alone;
+use crate::connection::Way;
+use crate::crew::{Worked, alone};
+use crate::flight::Flight;
 use crate::measure::{Done, Work, status_bytes};
+use crate::peer::Unsupported;
 use crate::workloads::Recorder;
 
 /// Messages to topics, and their receivers.
@@ -28,7 +33,13 @@ pub enum Order {
     TopicByTopic,
     /// One message to each topic, then the next one to each.
     RoundRobin,
+    /// As [`Order::TopicByTopic`] with one topic, through one stream with many messages in flight. A broker without
+    /// connections publishes by calls.
+    Streamed,
 }
+
+/// Messages in flight on the stream of [`Order::Streamed`].
+const IN_FLIGHT: usize = 1_024;
 
 impl Shape {
     /// Scales all counts, with at least one of each.
@@ -50,7 +61,7 @@ impl Shape {
     /// Returns the topic and the number of the message that is published at a position.
     fn at(&self, place: u64) -> (usize, u64) {
         match self.order {
-            Order::TopicByTopic => ((place / self.each()) as usize, place % self.each()),
+            Order::TopicByTopic | Order::Streamed => ((place / self.each()) as usize, place % self.each()),
             Order::RoundRobin => ((place % self.topics as u64) as usize, place / self.topics as u64),
         }
     }
@@ -58,7 +69,7 @@ impl Shape {
     /// Returns the number of messages published to each topic after `messages` messages in total.
     fn published(&self, messages: u64) -> Vec<u64> {
         let of_topic = |topic: u64| match self.order {
-            Order::TopicByTopic => messages.saturating_sub(topic * self.each()).min(self.each()),
+            Order::TopicByTopic | Order::Streamed => messages.saturating_sub(topic * self.each()).min(self.each()),
             Order::RoundRobin => (messages + self.topics as u64 - 1 - topic) / self.topics as u64,
         };
         (0..self.topics as u64).map(of_topic).collect()
@@ -115,11 +126,17 @@ fn own_bytes() -> Result<u64> {
 fn publish_all(context: &Context, broker: &dyn Broker, shape: Shape, board: &Board) -> Result<(Vec<Done>, Vec<u64>)> {
     let mut payload = Payload::new(context.seed, PAYLOAD_BYTES);
     let planned = shape.each() * shape.topics as u64;
-    let shift = context.pace.whole_shift(1);
-    let worked = shift.work(planned, |place| {
-        let (topic, number) = shape.at(place);
-        broker.publish(topic, payload.of(number))
-    })?;
+    let streamed = match shape.order {
+        Order::Streamed => stream(context, broker, planned, &mut payload)?,
+        Order::TopicByTopic | Order::RoundRobin => None,
+    };
+    let worked = match streamed {
+        Some(worked) => worked,
+        None => context.pace.whole_shift(1).work(planned, |place| {
+            let (topic, number) = shape.at(place);
+            broker.publish(topic, payload.of(number))
+        })?,
+    };
     let published = shape.published(worked.operations);
     let deliveries = |published: &[u64]| -> u64 {
         let of_topic = |(topic, messages): (usize, &u64)| messages * shape.subscribers_of(topic);
@@ -140,6 +157,26 @@ fn publish_all(context: &Context, broker: &dyn Broker, shape: Shape, board: &Boa
         ..alone(worked)
     };
     Ok((vec![publishes, delivered], published))
+}
+
+/// Publishes messages to the first topic through a stream; `None`: the broker has no streams.
+fn stream(context: &Context, broker: &dyn Broker, planned: u64, payload: &mut Payload) -> Result<Option<Worked>> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    // Tokio's budget would interrupt some requests before they are sent, and later ones would overtake them.
+    runtime.block_on(unconstrained(async {
+        let connection = match broker.connect(Way::Stream(0)).await {
+            Err(error) if error.is::<Unsupported>() => return Ok(None),
+            opened => opened?,
+        };
+        let flight = Flight {
+            planned,
+            in_flight: IN_FLIGHT,
+            each: 1,
+        };
+        let mut numbers = 0..;
+        let begin = |_| connection.publish(0, payload.of(numbers.next().expect("numbers do not end")));
+        flight.work(context.pace.whole_shift(1), begin).await.map(Some)
+    }))
 }
 
 #[cfg(test)]

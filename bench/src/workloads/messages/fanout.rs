@@ -20,12 +20,13 @@ const FORMS: &[Variant] = &[
     variant("1M-1k-10k-in-turn", 1_000_000),
     variant("1M-1k-100k-in-turn", 1_000_000),
     variant("100k-1-10", 100_000),
+    variant("1M-1-10-streamed", 1_000_000),
 ];
 
 pub const WORKLOAD: Workload = Workload {
     name: "fanout",
-    about: "Ratatoskr's load: messages over topics, subscribers dealt over them, every delivery checked; topic by topic, and \
-        to the topics in turn",
+    about: "Ratatoskr's load: messages over topics, subscribers dealt over them, every delivery checked; topic by topic, \
+        to the topics in turn, and in a stream",
     variants: FORMS,
     has_open_loop: true,
     run,
@@ -34,9 +35,11 @@ pub const WORKLOAD: Workload = Workload {
 
 /// Returns the topics and subscribers of a form.
 fn shape(form: Variant) -> Shape {
-    let (counts, order) = match form.label.strip_suffix("-in-turn") {
-        Some(counts) => (counts, Order::RoundRobin),
-        None => (form.label, Order::TopicByTopic),
+    let counts = form.label;
+    let (counts, order) = match (counts.strip_suffix("-in-turn"), counts.strip_suffix("-streamed")) {
+        (Some(counts), _) => (counts, Order::RoundRobin),
+        (_, Some(counts)) => (counts, Order::Streamed),
+        (None, None) => (counts, Order::TopicByTopic),
     };
     let number = |text: &str| match text.strip_suffix('k') {
         Some(thousands) => thousands.parse().map(|thousands: usize| thousands * 1_000),
@@ -81,6 +84,8 @@ mod tests {
         assert_eq!(counts(&shapes[9]), counts(&shapes[4]));
         assert_eq!(counts(&shapes[10]), (100_000, 1, 10));
         assert!(shapes[..5].iter().all(|shape| shape.order == Order::TopicByTopic));
+        assert_eq!(counts(&shapes[11]), (1_000_000, 1, 10));
+        assert_eq!(shapes[11].order, Order::Streamed);
         assert!(shapes[5..10].iter().all(|shape| shape.order == Order::RoundRobin));
     }
 }

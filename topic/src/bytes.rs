@@ -4,7 +4,7 @@
 use duramen_engine::{Error, Result};
 
 /// Appends a number of at most 64 bits, with seven bits a byte, least significant first.
-pub(crate) fn put_number(out: &mut Vec<u8>, mut number: u64) {
+pub fn put_number(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
         number >>= 7;
@@ -13,29 +13,29 @@ pub(crate) fn put_number(out: &mut Vec<u8>, mut number: u64) {
 }
 
 /// Appends bytes after their length.
-pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put_number(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
 /// Reads from the front of bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Reader<'a> {
+pub struct Reader<'a> {
     rest: &'a [u8],
     what: &'static str,
 }
 
 impl<'a> Reader<'a> {
     /// Reads `bytes`. `what` names them in error messages.
-    pub(crate) fn new(bytes: &'a [u8], what: &'static str) -> Reader<'a> {
+    pub fn new(bytes: &'a [u8], what: &'static str) -> Reader<'a> {
         Reader { rest: bytes, what }
     }
 
-    pub(crate) fn damaged(&self, cause: &str) -> Error {
+    pub fn damaged(&self, cause: &str) -> Error {
         Error::damaged(format!("{} {cause}", self.what))
     }
 
-    pub(crate) fn bytes(&mut self, length: usize) -> Result<&'a [u8]> {
+    pub fn bytes(&mut self, length: usize) -> Result<&'a [u8]> {
         let Some((bytes, rest)) = self.rest.split_at_checked(length) else {
             return Err(self.damaged("ends too early"));
         };
@@ -43,11 +43,11 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    pub(crate) fn byte(&mut self) -> Result<u8> {
+    pub fn byte(&mut self) -> Result<u8> {
         Ok(self.bytes(1)?[0])
     }
 
-    pub(crate) fn number(&mut self) -> Result<u64> {
+    pub fn number(&mut self) -> Result<u64> {
         let mut number = 0u64;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -64,21 +64,21 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads bytes that follow their length.
-    pub(crate) fn long(&mut self) -> Result<&'a [u8]> {
+    pub fn long(&mut self) -> Result<&'a [u8]> {
         let length = self.number()?;
         self.bytes(usize::try_from(length).unwrap_or(usize::MAX))
     }
 
-    pub(crate) fn text(&mut self) -> Result<&'a str> {
+    pub fn text(&mut self) -> Result<&'a str> {
         let bytes = self.long()?;
         std::str::from_utf8(bytes).map_err(|_| self.damaged("has a text that is not UTF-8"))
     }
 
-    pub(crate) fn rest(&self) -> &'a [u8] {
+    pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    pub(crate) fn end(&self) -> Result<()> {
+    pub fn end(&self) -> Result<()> {
         match self.rest {
             [] => Ok(()),
             _ => Err(self.damaged("has more bytes than it should")),
@@ -86,7 +86,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses every form except `known`: earlier forms were never released.
-    pub(crate) fn form(&mut self, known: u8) -> Result<()> {
+    pub fn form(&mut self, known: u8) -> Result<()> {
         match self.byte()? {
             form if form == known => Ok(()),
             form => Err(self.damaged(&format!(
@@ -96,7 +96,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses forms that are newer than this version.
-    pub(crate) fn version(&mut self, newest: u8) -> Result<()> {
+    pub fn version(&mut self, newest: u8) -> Result<()> {
         match self.byte()? {
             version if (1..=newest).contains(&version) => Ok(()),
             version => Err(self.damaged(&format!("has form {version}, this library reads up to {newest}"))),

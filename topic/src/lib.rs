@@ -11,7 +11,8 @@ mod limits;
 mod error;
 mod lock;
 
-mod bytes;
+#[doc(hidden)]
+pub mod bytes;
 mod time;
 
 mod message;
@@ -90,6 +91,8 @@ pub use limits::{
     FILTER_BYTES_MAX, FILTER_HEADERS_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LATEST_KEY_BYTES_MAX, MESSAGE_ID_BYTES_MAX,
     MESSAGE_KEY_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PUBLISHER_BYTES_MAX, READ_BYTES, READ_MESSAGES,
 };
+#[doc(hidden)]
+pub use listening::Listening;
 pub use message::{Headers, Message};
 pub use messages::{Messages, Received};
 pub use name::Pattern;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use duramen_engine::{Listener, Sequence, Store};
 
 /// A listener at the bell of a sequence. Dropping this removes the listener from the bell.
-pub(crate) struct Listening {
+pub struct Listening {
     sequence: Sequence,
     listener: Arc<Listener>,
 }
 
 impl Listening {
     /// Gives the listener `token` whenever the bell rings.
-    pub(crate) fn begin(store: &Store, sequence: &Sequence, listener: &Arc<Listener>, token: u64) -> Listening {
+    pub fn begin(store: &Store, sequence: &Sequence, listener: &Arc<Listener>, token: u64) -> Listening {
         store.listen(sequence.bell(), listener, token);
         Listening {
             sequence: sequence.clone(),

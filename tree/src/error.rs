@@ -1,0 +1,151 @@
+//! The errors of trees. All errors are the store's [`Error`], so a closure that writes to maps, topics and trees has one
+//! error type. The facts of a tree error are in a [`TreeError`] inside.
+
+use duramen_engine::{Error, Kind, Reason};
+
+/// The facts of a tree error; see [`TreeError::of`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TreeError {
+    /// No tree has this name.
+    #[error("there is no tree named {name:?}; create it with `Trees::ensure`")]
+    UnknownTree {
+        /// The requested name.
+        name: String,
+    },
+    /// A name that no tree can have.
+    #[error("{name:?} cannot name a tree: {cause}")]
+    InvalidName {
+        /// The name.
+        name: String,
+        /// What is wrong.
+        cause: &'static str,
+    },
+    /// A path that no node can have.
+    #[error("{path:?} cannot be the path of a node: {cause}")]
+    InvalidPath {
+        /// The path, as text.
+        path: String,
+        /// What is wrong.
+        cause: &'static str,
+    },
+    /// An invalid pattern.
+    #[error(
+        "{pattern:?} is not a pattern: {cause} at byte {at}; `*` stands for one name, `**` for any number of names, \
+         `a*` for names that begin with a, `{{a|b}}` for names that match a regular expression"
+    )]
+    InvalidPattern {
+        /// The pattern.
+        pattern: String,
+        /// Byte position of the mistake.
+        at: usize,
+        /// Description of the mistake.
+        cause: String,
+    },
+    /// A condition that cannot be evaluated.
+    #[error("the condition cannot be used: {cause}")]
+    InvalidCondition {
+        /// What is wrong, and what to do.
+        cause: String,
+    },
+    /// A node exists that the call would create.
+    #[error("the node {path:?} exists already, with version {version}; use `put` to replace it")]
+    Exists {
+        /// The path, as text.
+        path: String,
+        /// The version of the node.
+        version: u64,
+    },
+    /// No node has this path.
+    #[error("there is no node {path:?}; create it, or use `put`")]
+    Missing {
+        /// The path, as text.
+        path: String,
+    },
+    /// The node is not as the call expects it. Nothing was changed.
+    #[error("the node {path:?} is not as expected: {found}; read it again and repeat the call with what it is now")]
+    Mismatch {
+        /// The path, as text.
+        path: String,
+        /// What the node is.
+        found: String,
+    },
+    /// No lease has this id, or it has ended.
+    #[error("there is no lease {id}: it has expired, was revoked, or was never granted; grant another one")]
+    LeaseGone {
+        /// The id.
+        id: u64,
+    },
+    /// A lease has this id already.
+    #[error("there is a lease {id} already; take another id, or let the tree choose one")]
+    LeaseExists {
+        /// The id.
+        id: u64,
+    },
+    /// A lease that cannot be granted.
+    #[error("the lease cannot be granted: {cause}")]
+    InvalidLease {
+        /// What is wrong.
+        cause: &'static str,
+    },
+    /// The revision was compacted: what changed up to it is forgotten.
+    #[error(
+        "revision {revision} of the tree {tree:?} is compacted, and so are all before {first}; read the nodes as they are \
+         now, and watch from the revision that this read tells"
+    )]
+    Compacted {
+        /// The tree.
+        tree: String,
+        /// The requested revision.
+        revision: u64,
+        /// The first revision that can still be read.
+        first: u64,
+    },
+    /// The tree has not come to this revision.
+    #[error("the tree {tree:?} has revision {newest} now, and {revision} is in the future; ask for {newest} at most")]
+    FutureRevision {
+        /// The tree.
+        tree: String,
+        /// The requested revision.
+        revision: u64,
+        /// The newest revision.
+        newest: u64,
+    },
+    /// The payload is too large.
+    #[error("the payload of {path:?} has {bytes} bytes, and {max} is the most; store it in a map and refer to it")]
+    PayloadTooLarge {
+        /// The path, as text.
+        path: String,
+        /// Bytes of the payload.
+        bytes: usize,
+        /// The maximum.
+        max: usize,
+    },
+}
+
+impl TreeError {
+    /// The facts of an error, if it is a tree error.
+    pub fn of(error: &Error) -> Option<&TreeError> {
+        match error.reason() {
+            Reason::Above { cause, .. } => cause.downcast_ref(),
+            _ => None,
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            TreeError::LeaseGone { .. } => Kind::Lost,
+            _ => Kind::FixTheCall,
+        }
+    }
+}
+
+impl From<TreeError> for Error {
+    fn from(error: TreeError) -> Error {
+        Reason::Above {
+            kind: error.kind(),
+            cause: Box::new(error),
+        }
+        .into()
+    }
+}

@@ -1,0 +1,340 @@
+//! Leases: nodes that end with the client that keeps them alive.
+//!
+//! A tree has a clock of its own for deadlines. It runs with the store's shared clock, but time that passes between two
+//! commits which store it counts for [`STEP_MAX`] at most. While a process has the store open and there are leases, its
+//! background thread stores the clock once a second. So the clock stands still while no process runs, and a lease has its
+//! remaining time after a restart. It follows from rows and from the times of commits alone: equal commits make equal clocks.
+//!
+//! Nodes of a lease that has expired are deleted by a change like any other, by [`TreeWrites::expire_leases`].
+
+use std::time::Duration;
+
+use duramen_engine::{Map, Result};
+use duramen_topic::bytes::{Reader, put_number};
+
+use crate::error::TreeError;
+use crate::read::Rows;
+use crate::tables::{
+    attached_prefix, clock_key, deadline_key, deadline_of, deadlines_prefix, lease_key, leases_prefix,
+};
+use crate::writes::TreeWrites;
+
+/// Nodes that one call deletes for expired leases.
+const EXPIRED_NODES_MAX: usize = 1_000;
+/// The longest lease: a hundred years.
+const TTL_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// The most time that counts between two commits which store the clock.
+pub(crate) const STEP_MAX: Duration = Duration::from_secs(2);
+/// Time after which a commit stores the clock.
+pub(crate) const STORED_EVERY: Duration = Duration::from_secs(1);
+
+/// The clock of the leases of a tree.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaseClock {
+    /// Its time when it was stored, in milliseconds.
+    lease_ms: u64,
+    /// The time of the shared clock then.
+    shared_ms: u64,
+}
+
+impl LeaseClock {
+    /// The stored clock of a tree. It begins at 0 when a tree gets its first lease.
+    pub(crate) fn read<R: Rows>(rows: &R, leases: &Map, tree: u32) -> Result<Option<LeaseClock>> {
+        let Some(row) = rows.row(leases, &clock_key(tree))? else {
+            return Ok(None);
+        };
+        let mut reader = Reader::new(&row, "the clock of a tree");
+        let clock = LeaseClock {
+            lease_ms: reader.number()?,
+            shared_ms: reader.number()?,
+        };
+        reader.end()?;
+        Ok(Some(clock))
+    }
+
+    /// The clock at a time of the shared clock.
+    pub(crate) fn at(self, shared: Duration) -> LeaseClock {
+        let passed = self.since(shared).min(STEP_MAX);
+        LeaseClock {
+            lease_ms: self.lease_ms + millis(passed),
+            shared_ms: millis(shared).max(self.shared_ms),
+        }
+    }
+
+    /// Time that has passed since it was stored.
+    pub(crate) fn since(self, shared: Duration) -> Duration {
+        shared.saturating_sub(Duration::from_millis(self.shared_ms))
+    }
+
+    pub(crate) fn millis(self) -> u64 {
+        self.lease_ms
+    }
+
+    fn encode(self) -> Vec<u8> {
+        let mut row = Vec::new();
+        put_number(&mut row, self.lease_ms);
+        put_number(&mut row, self.shared_ms);
+        row
+    }
+}
+
+/// A lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Its id, which is not 0.
+    pub id: u64,
+    /// How long it lasts after it was granted or kept alive.
+    pub ttl: Duration,
+    /// How long it lasts from now on; zero: it has expired and its nodes are about to be deleted.
+    pub remaining: Duration,
+}
+
+/// What the row of a lease holds.
+#[derive(Clone, Copy)]
+struct Stored {
+    ttl_ms: u64,
+    deadline_ms: u64,
+}
+
+impl Stored {
+    fn encode(self) -> Vec<u8> {
+        let mut row = Vec::new();
+        put_number(&mut row, self.ttl_ms);
+        put_number(&mut row, self.deadline_ms);
+        row
+    }
+
+    fn decode(row: &[u8]) -> Result<Stored> {
+        let mut reader = Reader::new(row, "a lease of a tree");
+        let stored = Stored {
+            ttl_ms: reader.number()?,
+            deadline_ms: reader.number()?,
+        };
+        reader.end()?;
+        Ok(stored)
+    }
+
+    fn lease(self, id: u64, now_ms: u64) -> Lease {
+        Lease {
+            id,
+            ttl: Duration::from_millis(self.ttl_ms),
+            remaining: Duration::from_millis(self.deadline_ms.saturating_sub(now_ms)),
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl TreeWrites<'_> {
+    /// Grants a lease with an id that no other lease has.
+    ///
+    /// # Errors
+    /// [`TreeError::LeaseExists`], [`TreeError::InvalidLease`] for the id 0 and for times under a millisecond or over a hundred
+    /// years.
+    pub fn grant_lease(&mut self, id: u64, ttl: Duration) -> Result<Lease> {
+        let cause = match (id, ttl) {
+            (0, _) => Some("0 means no lease; take another id"),
+            (_, ttl) if ttl < Duration::from_millis(1) => Some("it lasts less than a millisecond"),
+            (_, ttl) if ttl > TTL_MAX => Some("it lasts more than a hundred years; nodes without a lease last longer"),
+            _ => None,
+        };
+        if let Some(cause) = cause {
+            return Err(TreeError::InvalidLease { cause }.into());
+        }
+        let tree = self.tree.id;
+        if self
+            .tx
+            .get_ref(&self.tree.tables.leases, lease_key(tree, id))?
+            .is_some()
+        {
+            return Err(TreeError::LeaseExists { id }.into());
+        }
+        self.put_lease(id, None, millis(ttl))
+    }
+
+    /// Lets a lease last its whole time from now on.
+    ///
+    /// # Errors
+    /// [`TreeError::LeaseGone`].
+    pub fn keep_lease_alive(&mut self, id: u64) -> Result<Lease> {
+        let before = self.living_lease(id)?;
+        self.put_lease(id, Some(before), before.ttl_ms)
+    }
+
+    /// Ends a lease and deletes its nodes. Returns how many.
+    ///
+    /// # Errors
+    /// [`TreeError::LeaseGone`], and those of [`TreeWrites::delete`].
+    pub fn revoke_lease(&mut self, id: u64) -> Result<u64> {
+        let stored = self.stored_lease(id)?;
+        let mut deleted = 0;
+        loop {
+            let paths = self.attached(id, EXPIRED_NODES_MAX)?;
+            if paths.is_empty() {
+                break;
+            }
+            for path in paths {
+                deleted += u64::from(self.delete(path)?.is_some());
+            }
+        }
+        self.remove_lease(id, stored)?;
+        Ok(deleted)
+    }
+
+    /// A lease.
+    ///
+    /// # Errors
+    /// [`TreeError::LeaseGone`].
+    pub fn lease(&self, id: u64) -> Result<Lease> {
+        Ok(self.stored_lease(id)?.lease(id, self.lease_time()?))
+    }
+
+    /// A lease that has not expired: the nodes of one that has may be deleted in part already.
+    fn living_lease(&self, id: u64) -> Result<Stored> {
+        let stored = self.stored_lease(id)?;
+        match stored.deadline_ms > self.lease_time()? {
+            true => Ok(stored),
+            false => Err(TreeError::LeaseGone { id }.into()),
+        }
+    }
+
+    /// Refuses a lease to which no node can be attached any more.
+    pub(crate) fn check_lease(&self, id: u64) -> Result<()> {
+        self.living_lease(id).map(drop)
+    }
+
+    /// Ends leases that have expired, and deletes their nodes: some of them, when there are many. Returns how many nodes it
+    /// deleted, and whether there may be more.
+    ///
+    /// # Errors
+    /// Those of [`TreeWrites::delete`].
+    pub fn expire_leases(&mut self) -> Result<(u64, bool)> {
+        let now = self.advance_clock()?;
+        let mut deleted = 0;
+        loop {
+            let left = EXPIRED_NODES_MAX.saturating_sub(deleted as usize);
+            if left == 0 {
+                return Ok((deleted, true));
+            }
+            let Some((deadline, id)) = self.first_deadline()?.filter(|(deadline, _)| *deadline <= now) else {
+                return Ok((deleted, false));
+            };
+            let paths = self.attached(id, left)?;
+            let is_all = paths.len() < left;
+            for path in paths {
+                deleted += u64::from(self.delete(path)?.is_some());
+            }
+            if is_all {
+                let stored = Stored {
+                    ttl_ms: 0,
+                    deadline_ms: deadline,
+                };
+                self.remove_lease(id, stored)?;
+            }
+        }
+    }
+
+    /// The time of the tree's clock, in milliseconds.
+    fn lease_time(&self) -> Result<u64> {
+        Ok(self.clock()?.1.lease_ms)
+    }
+
+    /// The stored clock, and the clock now.
+    fn clock(&self) -> Result<(Option<LeaseClock>, LeaseClock)> {
+        let shared = self.tx.shared_clock();
+        let stored = LeaseClock::read(self.tx, &self.tree.tables.leases, self.tree.id)?;
+        let first = LeaseClock {
+            lease_ms: 0,
+            shared_ms: millis(shared),
+        };
+        Ok((stored, stored.map_or(first, |clock| clock.at(shared))))
+    }
+
+    /// Stores the clock where some time has passed since it was stored. Returns its time.
+    fn advance_clock(&mut self) -> Result<u64> {
+        let (stored, now) = self.clock()?;
+        let shared = self.tx.shared_clock();
+        if stored.is_none_or(|stored| stored.since(shared) >= STORED_EVERY) {
+            let key = clock_key(self.tree.id);
+            self.tx.put(&self.tree.tables.leases, key, now.encode())?;
+        }
+        Ok(now.lease_ms)
+    }
+
+    fn first_deadline(&self) -> Result<Option<(u64, u64)>> {
+        first_deadline(self.tx, &self.tree.tables.leases, self.tree.id)
+    }
+
+    fn stored_lease(&self, id: u64) -> Result<Stored> {
+        let row = self.tx.get_ref(&self.tree.tables.leases, lease_key(self.tree.id, id))?;
+        let row = row.ok_or(TreeError::LeaseGone { id })?;
+        Stored::decode(&row)
+    }
+
+    fn put_lease(&mut self, id: u64, before: Option<Stored>, ttl_ms: u64) -> Result<Lease> {
+        let now = self.advance_clock()?;
+        let stored = Stored {
+            ttl_ms,
+            deadline_ms: now.saturating_add(ttl_ms),
+        };
+        let (tree, leases) = (self.tree.id, &self.tree.tables.leases);
+        if let Some(before) = before {
+            self.tx.delete(leases, deadline_key(tree, before.deadline_ms, id))?;
+        }
+        self.tx.put(leases, lease_key(tree, id), stored.encode())?;
+        self.tx.put(leases, deadline_key(tree, stored.deadline_ms, id), b"")?;
+        Ok(stored.lease(id, now))
+    }
+
+    fn remove_lease(&mut self, id: u64, stored: Stored) -> Result<()> {
+        let (tree, leases) = (self.tree.id, &self.tree.tables.leases);
+        self.tx.delete(leases, deadline_key(tree, stored.deadline_ms, id))?;
+        self.tx.delete(leases, lease_key(tree, id))
+    }
+
+    fn attached(&self, id: u64, limit: usize) -> Result<Vec<Vec<u8>>> {
+        attached(self.tx, &self.tree.tables.leases, (self.tree.id, id), limit)
+    }
+}
+
+/// The first deadline of a tree, and its lease.
+pub(crate) fn first_deadline<R: Rows>(rows: &R, leases: &Map, tree: u32) -> Result<Option<(u64, u64)>> {
+    let prefix = deadlines_prefix(tree);
+    let mut deadlines = rows.rows(leases, &prefix[..]..)?;
+    match deadlines.next()? {
+        Some((key, _)) if key.starts_with(&prefix) => deadline_of(key).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Paths of a lease, at most `limit`.
+pub(crate) fn attached<R: Rows>(rows: &R, leases: &Map, (tree, id): (u32, u64), limit: usize) -> Result<Vec<Vec<u8>>> {
+    let prefix = attached_prefix(tree, id);
+    let mut found = rows.rows(leases, &prefix[..]..)?;
+    let mut paths = Vec::new();
+    while paths.len() < limit
+        && let Some((key, _)) = found.next()?
+        && let Some(path) = key.strip_prefix(&prefix[..])
+    {
+        paths.push(path.to_vec());
+    }
+    Ok(paths)
+}
+
+/// All leases of a tree, in the order of their ids.
+pub(crate) fn all<R: Rows>(rows: &R, leases: &Map, tree: u32, now_ms: u64) -> Result<Vec<Lease>> {
+    let prefix = leases_prefix(tree);
+    let mut found = rows.rows(leases, &prefix[..]..)?;
+    let mut all = Vec::new();
+    while let Some((key, row)) = found.next()?
+        && let Some(id) = key.strip_prefix(&prefix[..])
+    {
+        let id = id.try_into().map(u64::from_be_bytes);
+        let id = id.map_err(|_| duramen_engine::Error::damaged("a lease of a tree has a wrong key"))?;
+        all.push(Stored::decode(&row)?.lease(id, now_ms));
+    }
+    Ok(all)
+}

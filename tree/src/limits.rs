@@ -1,0 +1,22 @@
+//! Every limit of trees, with its reason.
+
+/// Longest path in bytes. A path is part of the key of each row about it, beside a revision and some marks; a byte 0 in it
+/// counts twice there.
+pub const PATH_BYTES_MAX: usize = 1_000;
+/// Longest name of a tree in bytes.
+pub const TREE_NAME_BYTES_MAX: usize = 255;
+/// Longest payload: old and new payload of a change must fit into memory at once, for each watch that reads it.
+pub const PAYLOAD_BYTES_MAX: usize = 64 << 20;
+/// Most names of a pattern: matching a path takes time in proportion to its names times these.
+pub const PATTERN_NAMES_MAX: usize = 64;
+/// Memory that a regular expression may take once it is compiled.
+pub(crate) const REGEX_BYTES_MAX: usize = 256 << 10;
+/// Most nested conditions, because evaluating them takes stack.
+pub const CONDITION_DEPTH_MAX: usize = 32;
+/// Most events of a batch, and most bytes of their rows: a watch holds a batch in memory.
+pub(crate) const BATCH_EVENTS: usize = 1_000;
+pub(crate) const BATCH_BYTES: usize = 1 << 20;
+/// Changes that one commit of a compaction forgets: others may write between two.
+pub(crate) const COMPACTED_AT_ONCE: usize = 1_000;
+/// Changes that a watch with a filter examines before it looks whether it should stop.
+pub(crate) const EXAMINED_MAX: usize = 10_000;

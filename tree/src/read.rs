@@ -1,0 +1,264 @@
+//! Reading a tree, at its newest revision or at an earlier one, in a snapshot or in a transaction.
+//!
+//! The node of a path at an earlier revision R is the current one, if that is not newer than R. Otherwise it is what the first
+//! change after R found, which the row of that change has. So an earlier revision costs one search more, and nothing while no
+//! earlier revision is read.
+
+use duramen_engine::{Cursor, KeyBounds, Map, Result, Snapshot, Transaction, Value};
+
+use crate::error::TreeError;
+use crate::node::{ChangeRow, Children, Head, Node};
+use crate::path::{SEPARATOR, below};
+use crate::state::State;
+use crate::tables::{
+    Tables, change_key, child_key, node_key, parent_key, state_key, version_key, version_of, versions_prefix,
+};
+
+/// What rows are read from.
+pub(crate) trait Rows {
+    fn row(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>>;
+    fn rows(&self, map: &Map, range: impl KeyBounds) -> Result<Cursor<'_>>;
+}
+
+impl Rows for Snapshot {
+    fn row(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
+        self.get(map, key)
+    }
+
+    fn rows(&self, map: &Map, range: impl KeyBounds) -> Result<Cursor<'_>> {
+        self.range(map, range)
+    }
+}
+
+impl Rows for Transaction {
+    fn row(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>> {
+        self.get_ref(map, key)
+    }
+
+    fn rows(&self, map: &Map, range: impl KeyBounds) -> Result<Cursor<'_>> {
+        self.range(map, range)
+    }
+}
+
+/// A tree in a snapshot or a transaction.
+#[derive(Clone, Copy)]
+pub(crate) struct Reading<'r, R> {
+    pub(crate) rows: &'r R,
+    pub(crate) tables: &'r Tables,
+    pub(crate) id: u32,
+    /// `None`: the newest revision.
+    pub(crate) revision: Option<u64>,
+}
+
+/// A range of paths: from the first up to and without the second; `None`: to the end.
+pub(crate) type PathRange<'a> = (&'a [u8], Option<&'a [u8]>);
+
+impl<R: Rows> Reading<'_, R> {
+    /// How far the tree has come.
+    pub(crate) fn state(&self, name: &str) -> Result<State> {
+        let row = self.rows.row(&self.tables.trees, &state_key(self.id))?;
+        let row = row.ok_or_else(|| TreeError::UnknownTree { name: name.into() })?;
+        State::decode(&row)
+    }
+
+    /// The current node of a path.
+    pub(crate) fn current(&self, path: &[u8]) -> Result<Option<Value<'_>>> {
+        self.rows.row(&self.tables.nodes, &node_key(self.id, path))
+    }
+
+    pub(crate) fn node(&self, path: &[u8]) -> Result<Option<Node>> {
+        let current = self.current(path)?;
+        let current = current.as_ref().map(|row| Head::decode(row)).transpose()?;
+        match (self.revision, current) {
+            (Some(revision), None) => self.before_change_after(path, revision),
+            (Some(revision), Some(head)) if head.revision > revision => self.before_change_after(path, revision),
+            (_, current) => Ok(current.map(Head::with_payload)),
+        }
+    }
+
+    /// Whether a path has a node.
+    pub(crate) fn exists(&self, path: &[u8]) -> Result<bool> {
+        match self.revision {
+            None => Ok(self.current(path)?.is_some()),
+            Some(_) => Ok(self.node(path)?.is_some()),
+        }
+    }
+
+    /// The node at a revision that is older than the current node, or than the deletion of the last one.
+    pub(crate) fn before_change_after(&self, path: &[u8], revision: u64) -> Result<Option<Node>> {
+        let low = version_key(self.id, path, revision + 1);
+        let mut versions = self.rows.rows(&self.tables.versions, &low[..]..)?;
+        match versions.next()? {
+            Some((key, sub)) if key.starts_with(&versions_prefix(self.id, path)) => {
+                let (_, changed) = version_of(key)?;
+                self.found_by_change(changed, &sub, revision)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The node that a change found, if it is not newer than a revision.
+    fn found_by_change(&self, changed: u64, sub: &[u8], revision: u64) -> Result<Option<Node>> {
+        let row = self.change(changed, sub)?;
+        let old = ChangeRow::decode(&row)?.old.map(Node::decode).transpose()?;
+        Ok(old.filter(|old| old.revision <= revision))
+    }
+
+    /// The row of a change, whose sub is in the row of a version.
+    pub(crate) fn change(&self, revision: u64, sub: &[u8]) -> Result<Value<'_>> {
+        let damaged = || duramen_engine::Error::damaged("a version of a node has no change; run `duramen check`");
+        let sub = u32::from_be_bytes(sub.try_into().map_err(|_| damaged())?);
+        let row = self
+            .rows
+            .row(&self.tables.changes, &change_key(self.id, revision, sub))?;
+        row.ok_or_else(damaged)
+    }
+
+    /// Calls `visit` with the nodes of a range in the order of their paths, until it returns `false`.
+    pub(crate) fn each(
+        &self,
+        range: PathRange<'_>,
+        mut visit: impl FnMut(&[u8], Head<'_>) -> Result<bool>,
+    ) -> Result<()> {
+        let low = node_key(self.id, range.0);
+        let high = range.1.map_or_else(|| end_of(self.id), |high| node_key(self.id, high));
+        let mut nodes = self.rows.rows(&self.tables.nodes, &low[..]..&high[..])?;
+        let Some(revision) = self.revision else {
+            while let Some((key, row)) = nodes.next()? {
+                if !visit(&key[4..], Head::decode(&row)?)? {
+                    break;
+                }
+            }
+            return Ok(());
+        };
+        let mut versions = Versions::new(self, range, revision)?;
+        let mut node = nodes.next()?.map(|(key, row)| (key[4..].to_vec(), row));
+        let mut version = versions.next()?;
+        loop {
+            let goes_on = match (&node, &version) {
+                (None, None) => return Ok(()),
+                (node, Some((path, changed, sub))) if node.as_ref().is_none_or(|(current, _)| path <= current) => {
+                    // The change came after the revision, so the current node is of no interest.
+                    let found = self.found_by_change(*changed, sub, revision)?;
+                    let is_both = node.as_ref().is_some_and(|(current, _)| path == current);
+                    let goes_on = match found {
+                        Some(found) => visit(path, Head::of(&found))?,
+                        None => true,
+                    };
+                    version = versions.next()?;
+                    if !is_both {
+                        if goes_on {
+                            continue;
+                        }
+                        return Ok(());
+                    }
+                    goes_on
+                }
+                (Some((path, row)), _) => {
+                    let head = Head::decode(row)?;
+                    head.revision > revision || visit(path, head)?
+                }
+                (None, Some(_)) => unreachable!("a version without a node was looked at"),
+            };
+            if !goes_on {
+                return Ok(());
+            }
+            node = nodes.next()?.map(|(key, row)| (key[4..].to_vec(), row));
+        }
+    }
+
+    /// Number of nodes in a range.
+    pub(crate) fn count(&self, range: PathRange<'_>) -> Result<u64> {
+        let mut count = 0;
+        self.each(range, |_, _| {
+            count += 1;
+            Ok(true)
+        })?;
+        Ok(count)
+    }
+
+    /// What a path has below it; `None`: the top of the tree.
+    pub(crate) fn children(&self, path: Option<&[u8]>) -> Result<Children> {
+        if self.revision.is_some() {
+            let count = self.child_names(path, None, usize::MAX)?.len() as u64;
+            return Ok(Children { count, version: 0 });
+        }
+        let row = self.rows.row(&self.tables.parents, &parent_key(self.id, path))?;
+        row.map_or(Ok(Children::default()), |row| Children::decode(&row))
+    }
+
+    /// Names of children in order, from the one after `after` on, at most `limit`.
+    pub(crate) fn child_names(&self, path: Option<&[u8]>, after: Option<&[u8]>, limit: usize) -> Result<Vec<Vec<u8>>> {
+        if self.revision.is_some() {
+            return self.past_child_names(path, after, limit);
+        }
+        let prefix = parent_key(self.id, path);
+        let mut low = prefix.clone();
+        if let Some(after) = after {
+            low = child_key(self.id, path, after);
+            low.push(0);
+        }
+        let mut children = self.rows.rows(&self.tables.children, &low[..]..)?;
+        let mut names = Vec::new();
+        while names.len() < limit
+            && let Some((key, _)) = children.next()?
+            && let Some(name) = key.strip_prefix(&prefix[..])
+        {
+            names.push(name.to_vec());
+        }
+        Ok(names)
+    }
+
+    /// Names of children at an earlier revision. They are not stored, so this reads all nodes below the path.
+    fn past_child_names(&self, path: Option<&[u8]>, after: Option<&[u8]>, limit: usize) -> Result<Vec<Vec<u8>>> {
+        let (low, high) = path.map(below).unzip();
+        let (low, high) = (low.unwrap_or_default(), high);
+        let mut names = std::collections::BTreeSet::new();
+        self.each((&low, high.as_deref()), |found, _| {
+            let rest = &found[low.len()..];
+            let end = rest.iter().position(|byte| *byte == SEPARATOR).unwrap_or(rest.len());
+            names.insert(rest[..end].to_vec());
+            Ok(true)
+        })?;
+        let is_after = |name: &Vec<u8>| after.is_none_or(|after| &name[..] > after);
+        Ok(names.into_iter().filter(is_after).take(limit).collect())
+    }
+}
+
+/// Where the rows of a tree end.
+pub(crate) fn end_of(id: u32) -> Vec<u8> {
+    (id + 1).to_be_bytes().to_vec()
+}
+
+/// The first change of each path after a revision.
+struct Versions<'r> {
+    rows: Cursor<'r>,
+    revision: u64,
+    passed: Option<Vec<u8>>,
+}
+
+impl<'r> Versions<'r> {
+    fn new<R: Rows>(reading: &Reading<'r, R>, range: PathRange<'_>, revision: u64) -> Result<Versions<'r>> {
+        let low = versions_prefix(reading.id, range.0);
+        let high = range
+            .1
+            .map_or_else(|| end_of(reading.id), |high| versions_prefix(reading.id, high));
+        Ok(Versions {
+            rows: reading.rows.rows(&reading.tables.versions, &low[..]..&high[..])?,
+            revision,
+            passed: None,
+        })
+    }
+
+    /// Path, revision and sub.
+    fn next(&mut self) -> Result<Option<(Vec<u8>, u64, Value<'r>)>> {
+        while let Some((key, sub)) = self.rows.next()? {
+            let (path, changed) = version_of(key)?;
+            if changed > self.revision && self.passed.as_ref() != Some(&path) {
+                self.passed = Some(path.clone());
+                return Ok(Some((path, changed, sub)));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,49 @@
+//! How far a tree has come.
+
+use duramen_engine::Result;
+use duramen_topic::bytes::{Reader, put_number};
+
+/// The revision of a tree that has not changed yet. The first change has the next one, as in etcd.
+pub(crate) const FIRST_REVISION: u64 = 1;
+
+/// How far a tree has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    /// The newest revision.
+    pub(crate) revision: u64,
+    /// The first revision that can be read.
+    pub(crate) first: u64,
+    /// Revision and sub of the first change that may still have a row. Those before `first` are being removed.
+    pub(crate) removed: (u64, u32),
+}
+
+impl State {
+    pub(crate) const NEW: State = State {
+        revision: FIRST_REVISION,
+        first: FIRST_REVISION,
+        removed: (FIRST_REVISION, 0),
+    };
+
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let mut row = Vec::new();
+        for number in [self.revision, self.first, self.removed.0, self.removed.1.into()] {
+            put_number(&mut row, number);
+        }
+        row
+    }
+
+    pub(crate) fn decode(row: &[u8]) -> Result<State> {
+        let mut reader = Reader::new(row, "the state of a tree");
+        let state = State {
+            revision: reader.number()?,
+            first: reader.number()?,
+            removed: {
+                let revision = reader.number()?;
+                let sub = u32::try_from(reader.number()?);
+                (revision, sub.map_err(|_| reader.damaged("has a large sub"))?)
+            },
+        };
+        reader.end()?;
+        Ok(state)
+    }
+}

@@ -1,0 +1,306 @@
+//! A tree, as programs hold it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use duramen_engine::{Result, Transaction, TransactionOptions};
+
+use crate::commit::{Committed, TreeCommit};
+use crate::condition::Condition;
+use crate::lease::{Lease, LeaseClock, STORED_EVERY, first_deadline};
+use crate::node::{Children, Node};
+use crate::pattern::Pattern;
+use crate::shared::Shared;
+use crate::view::{Child, TreeView};
+use crate::watch::{TreeWatch, WatchOptions};
+use crate::writes::TreeWrites;
+
+/// A tree of paths with payloads. Handles are cheap to clone, and may be used from any thread.
+///
+/// Every change has a *revision*: a number of the tree that grows by one with each transaction which changes it. Each node knows
+/// the revisions that created it and changed it last, and how often it was stored. Nodes as they were, and the changes themselves,
+/// are kept until they are compacted.
+///
+/// Writers take turns, also those of other processes: no write fails because of another one.
+#[derive(Clone, Debug)]
+pub struct Tree {
+    shared: Arc<Shared>,
+}
+
+impl Tree {
+    pub(crate) fn new(shared: Arc<Shared>) -> Tree {
+        Tree { shared }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// The tree as it is now. Reads that belong together use one view.
+    ///
+    /// # Errors
+    /// [`crate::TreeError::UnknownTree`] when the tree was deleted; those of a snapshot.
+    pub fn view(&self) -> Result<TreeView> {
+        TreeView::new(&self.shared)
+    }
+
+    /// The tree as it was at a revision.
+    ///
+    /// # Errors
+    /// [`crate::TreeError::Compacted`], [`crate::TreeError::FutureRevision`], and those of [`Tree::view`].
+    pub fn view_at(&self, revision: u64) -> Result<TreeView> {
+        self.view()?.at_revision(revision)
+    }
+
+    /// The newest revision.
+    ///
+    /// # Errors
+    /// As [`Tree::view`].
+    pub fn revision(&self) -> Result<u64> {
+        Ok(self.view()?.revision())
+    }
+
+    /// The node of a path.
+    ///
+    /// # Errors
+    /// As [`Tree::view`].
+    pub fn get(&self, path: impl AsRef<[u8]>) -> Result<Option<Node>> {
+        self.view()?.get(path)
+    }
+
+    /// Whether a path has a node.
+    ///
+    /// # Errors
+    /// As [`Tree::view`].
+    pub fn exists(&self, path: impl AsRef<[u8]>) -> Result<bool> {
+        self.view()?.exists(path)
+    }
+
+    /// What a path has below it.
+    ///
+    /// # Errors
+    /// As [`Tree::view`].
+    pub fn child_count(&self, path: impl AsRef<[u8]>) -> Result<Children> {
+        self.view()?.child_count(path)
+    }
+
+    /// Children of a path in the order of their names, from the one after `after` on, at most `limit`.
+    ///
+    /// # Errors
+    /// As [`Tree::view`].
+    pub fn children(&self, path: impl AsRef<[u8]>, after: Option<&[u8]>, limit: usize) -> Result<Vec<Child>> {
+        self.view()?.children(path, after, limit)
+    }
+
+    /// Nodes whose paths have a pattern, at most `limit`.
+    ///
+    /// # Errors
+    /// As [`Tree::view`].
+    pub fn get_many(&self, pattern: &Pattern, limit: usize) -> Result<Vec<(Vec<u8>, Node)>> {
+        self.view()?.get_many(pattern, limit)
+    }
+
+    /// Number of nodes whose paths have a pattern.
+    ///
+    /// # Errors
+    /// As [`Tree::view`].
+    pub fn count(&self, pattern: &Pattern) -> Result<u64> {
+        self.view()?.count(pattern)
+    }
+
+    /// Runs a closure that changes the tree. All its changes have one revision and are committed together, or none is when it
+    /// returns an error. It runs once, while no other transaction writes.
+    ///
+    /// # Errors
+    /// What the closure returns, and those of [`duramen_engine::Store::transact`].
+    pub fn transact<T, E: From<duramen_engine::Error>>(
+        &self,
+        body: impl FnOnce(&mut TreeWrites<'_>) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let mut body = Some(body);
+        let options = TransactionOptions::new().exclusive();
+        self.shared.store.transact_with(options, |tx| {
+            let body = body.take().expect("an exclusive transaction runs once");
+            body(&mut TreeWrites::begin(&self.shared, tx)?)
+        })
+    }
+
+    /// Changes the tree in a transaction of the store, together with maps, topics and other trees. The transaction conflicts with
+    /// every other that changes the tree meanwhile, unless it is exclusive; [`duramen_engine::Store::transact`] then runs its
+    /// closure again.
+    ///
+    /// # Errors
+    /// [`crate::TreeError::UnknownTree`] when the tree was deleted.
+    pub fn writes<'t>(&'t self, tx: &'t mut Transaction) -> Result<TreeWrites<'t>> {
+        TreeWrites::begin(&self.shared, tx)
+    }
+
+    /// Stores a payload, whether there is a node or not. Returns the node before.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::put`].
+    pub fn put(&self, path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>) -> Result<Option<Node>> {
+        self.transact(|tree| tree.put(path, payload))
+    }
+
+    /// Stores a payload in all nodes whose paths have a pattern; they keep their leases. Returns how many there are.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::put_many`].
+    pub fn put_many(&self, pattern: &Pattern, payload: impl AsRef<[u8]>) -> Result<u64> {
+        self.transact(|tree| tree.put_many(pattern, payload.as_ref()))
+    }
+
+    /// Creates a node.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::create`].
+    pub fn create(&self, path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>) -> Result<()> {
+        self.transact(|tree| tree.create(path, payload))
+    }
+
+    /// Replaces the payload of a node, which keeps its lease. Returns the node before.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::update`].
+    pub fn update(&self, path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>) -> Result<Node> {
+        self.transact(|tree| tree.update(path, payload))
+    }
+
+    /// Replaces the payload of a node that holds another one.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::compare_and_swap`].
+    pub fn compare_and_swap(
+        &self,
+        path: impl AsRef<[u8]>,
+        expected: impl AsRef<[u8]>,
+        payload: impl AsRef<[u8]>,
+    ) -> Result<()> {
+        self.transact(|tree| tree.compare_and_swap(path, expected, payload))
+    }
+
+    /// Stores a payload if a condition on the node holds. Returns whether it did.
+    ///
+    /// # Errors
+    /// [`crate::TreeError::InvalidCondition`], and those of [`TreeWrites::put`].
+    pub fn put_if(&self, path: impl AsRef<[u8]>, condition: &Condition, payload: impl AsRef<[u8]>) -> Result<bool> {
+        self.transact(|tree| {
+            let holds = tree.holds(&path, condition)?;
+            if holds {
+                tree.put(&path, payload)?;
+            }
+            Ok(holds)
+        })
+    }
+
+    /// Empties the payload of a node, and keeps the node. Returns whether there is one.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::clear_payload`].
+    pub fn clear_payload(&self, path: impl AsRef<[u8]>) -> Result<bool> {
+        self.transact(|tree| tree.clear_payload(path))
+    }
+
+    /// Deletes the node of a path, and nothing below it. Returns the node.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::delete`].
+    pub fn delete(&self, path: impl AsRef<[u8]>) -> Result<Option<Node>> {
+        self.transact(|tree| tree.delete(path))
+    }
+
+    /// Deletes the node of a path and all nodes below it. Returns how many.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::delete_subtree`].
+    pub fn delete_subtree(&self, path: impl AsRef<[u8]>) -> Result<u64> {
+        self.transact(|tree| tree.delete_subtree(path))
+    }
+
+    /// Deletes the nodes whose paths have a pattern. Returns how many.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::delete_many`].
+    pub fn delete_many(&self, pattern: &Pattern) -> Result<u64> {
+        self.transact(|tree| tree.delete_many(pattern))
+    }
+
+    /// Compares, and does what the outcome says.
+    ///
+    /// # Errors
+    /// [`crate::TreeError::InvalidCondition`], and those of the operations; nothing is changed then.
+    pub fn commit(&self, commit: &TreeCommit) -> Result<Committed> {
+        self.transact(|tree| commit.apply(tree))
+    }
+
+    /// Watches changes.
+    ///
+    /// # Errors
+    /// [`crate::TreeError::Compacted`], [`crate::TreeError::FutureRevision`], and those of [`Tree::view`].
+    pub fn watch(&self, options: WatchOptions) -> Result<TreeWatch> {
+        TreeWatch::begin(&self.shared, options)
+    }
+
+    /// Grants a lease with an id of the tree's choice.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::grant_lease`].
+    pub fn grant_lease(&self, ttl: Duration) -> Result<Lease> {
+        // Ids fit into the signed numbers that etcd's clients use.
+        let id = (self.shared.store.random_number() >> 1).max(1);
+        self.transact(|tree| tree.grant_lease(id, ttl))
+    }
+
+    /// Lets a lease last its whole time from now on.
+    ///
+    /// # Errors
+    /// [`crate::TreeError::LeaseGone`].
+    pub fn keep_lease_alive(&self, id: u64) -> Result<Lease> {
+        self.transact(|tree| tree.keep_lease_alive(id))
+    }
+
+    /// Ends a lease and deletes its nodes. Returns how many.
+    ///
+    /// # Errors
+    /// [`crate::TreeError::LeaseGone`].
+    pub fn revoke_lease(&self, id: u64) -> Result<u64> {
+        self.transact(|tree| tree.revoke_lease(id))
+    }
+
+    /// Forgets the changes before a revision, and the nodes that only earlier revisions have. Returns when their space can be used
+    /// again; other writers go on meanwhile.
+    ///
+    /// # Errors
+    /// [`crate::TreeError::FutureRevision`].
+    pub fn compact(&self, revision: u64) -> Result<()> {
+        self.transact(|tree| tree.compact(revision))?;
+        while self.transact(|tree| tree.remove_compacted())? {}
+        Ok(())
+    }
+
+    /// What the background thread does for the tree.
+    pub(crate) fn work(&self) -> Result<()> {
+        if self.has_lease_work()? {
+            while self.transact(|tree| tree.expire_leases())?.1 {}
+        }
+        let view = self.view()?;
+        if view.has_compacted_rows() {
+            while self.transact(|tree| tree.remove_compacted())? {}
+        }
+        Ok(())
+    }
+
+    /// Whether a lease has expired, or the clock of the leases must be stored.
+    fn has_lease_work(&self) -> Result<bool> {
+        let store = &self.shared.store;
+        let (snapshot, leases) = (store.snapshot()?, &self.shared.tables.leases);
+        let Some((deadline, _)) = first_deadline(&snapshot, leases, self.shared.id)? else {
+            return Ok(false);
+        };
+        let shared = store.shared_clock();
+        let clock = LeaseClock::read(&snapshot, leases, self.shared.id)?;
+        Ok(clock.is_none_or(|clock| clock.since(shared) >= STORED_EVERY || clock.at(shared).millis() >= deadline))
+    }
+}

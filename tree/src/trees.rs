@@ -1,0 +1,231 @@
+//! The trees of a store.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use duramen_engine::{Error, Result, Store, Transaction, TransactionOptions};
+
+use crate::error::TreeError;
+use crate::limits::TREE_NAME_BYTES_MAX;
+use crate::read::end_of;
+use crate::shared::Shared;
+use crate::state::State;
+use crate::tables::{NAME, NEXT_ID, Tables, name_key, state_key};
+use crate::tree::Tree;
+use crate::worker::Worker;
+
+const FIRST_ID: u32 = 1;
+
+/// The trees of a store. Handles are cheap to clone; the last one that is dropped ends the background thread.
+#[derive(Clone, Debug)]
+pub struct Trees {
+    home: Arc<Home>,
+}
+
+#[derive(Debug)]
+struct Home {
+    trees: Arc<Open>,
+    _worker: Option<Worker>,
+}
+
+/// What the background thread works on.
+#[derive(Debug)]
+struct Open {
+    store: Store,
+    tables: Tables,
+    known: Mutex<HashMap<u32, Arc<Shared>>>,
+}
+
+/// How trees are opened.
+#[derive(Clone, Copy, Debug)]
+pub struct TreesOptions {
+    is_background: bool,
+}
+
+impl Default for TreesOptions {
+    fn default() -> TreesOptions {
+        TreesOptions { is_background: true }
+    }
+}
+
+impl TreesOptions {
+    /// With a background thread.
+    pub fn new() -> TreesOptions {
+        TreesOptions::default()
+    }
+
+    /// Whether a thread of this process expires leases and removes compacted rows. Without one, call [`Trees::work`].
+    pub fn background(mut self, is_background: bool) -> TreesOptions {
+        self.is_background = is_background;
+        self
+    }
+}
+
+impl Trees {
+    /// Opens the trees of a store.
+    ///
+    /// # Errors
+    /// Those of creating maps.
+    pub fn open(store: &Store) -> Result<Trees> {
+        Trees::open_with(store, TreesOptions::new())
+    }
+
+    /// [`Trees::open`] with options.
+    ///
+    /// # Errors
+    /// As [`Trees::open`].
+    pub fn open_with(store: &Store, options: TreesOptions) -> Result<Trees> {
+        let trees = Arc::new(Open {
+            store: store.clone(),
+            tables: Tables::open(store)?,
+            known: Mutex::default(),
+        });
+        let is_working = options.is_background && !store.is_read_only();
+        // Without a thread, leases end by that of another process, or later.
+        let worker = is_working.then(|| Worker::start(look(&trees))).flatten();
+        let home = Arc::new(Home { trees, _worker: worker });
+        Ok(Trees { home })
+    }
+
+    /// A tree, which is created when it is missing.
+    ///
+    /// # Errors
+    /// [`TreeError::InvalidName`], and those of a commit.
+    pub fn ensure(&self, name: &str) -> Result<Tree> {
+        check_name(name)?;
+        let open = &self.home.trees;
+        if let Some(tree) = open.get(name)? {
+            return Ok(tree);
+        }
+        let options = TransactionOptions::new().exclusive();
+        let id = open.store.transact_with(options, |tx| open.create_in(tx, name))?;
+        open.tree(id, name)
+    }
+
+    /// A tree; `None`: there is none of this name.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn get(&self, name: &str) -> Result<Option<Tree>> {
+        self.home.trees.get(name)
+    }
+
+    /// Names of all trees, in order.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn list(&self) -> Result<Vec<String>> {
+        Ok(self.home.trees.list()?.into_iter().map(|(name, _)| name).collect())
+    }
+
+    /// Deletes a tree with all its nodes, changes and leases. Returns whether there was one. Handles of it fail from then on.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub fn delete(&self, name: &str) -> Result<bool> {
+        let open = &self.home.trees;
+        let options = TransactionOptions::new().exclusive();
+        open.store.transact_with(options, |tx| open.delete_in(tx, name))
+    }
+
+    /// Does once what the background thread does: ends leases that have expired, and removes rows of compacted revisions.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub fn work(&self) -> Result<()> {
+        self.home.trees.work()
+    }
+}
+
+impl Open {
+    fn get(&self, name: &str) -> Result<Option<Tree>> {
+        let row = self.tables.trees.get(name_key(name))?;
+        row.map(|row| self.tree(id_of(&row)?, name)).transpose()
+    }
+
+    fn tree(&self, id: u32, name: &str) -> Result<Tree> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = known.get(&id) {
+            return Ok(Tree::new(shared.clone()));
+        }
+        let shared = Arc::new(Shared::new(&self.store, &self.tables, id, name)?);
+        known.insert(id, shared.clone());
+        Ok(Tree::new(shared))
+    }
+
+    fn list(&self) -> Result<Vec<(String, u32)>> {
+        let snapshot = self.store.snapshot()?;
+        let mut rows = snapshot.prefix(&self.tables.trees, [NAME])?;
+        let mut names = Vec::new();
+        while let Some((key, row)) = rows.next()? {
+            let name = String::from_utf8(key[1..].to_vec());
+            let name = name.map_err(|_| Error::damaged("the name of a tree is no text"))?;
+            names.push((name, id_of(&row)?));
+        }
+        Ok(names)
+    }
+
+    fn create_in(&self, tx: &mut Transaction, name: &str) -> Result<u32> {
+        // Another process may have been faster.
+        if let Some(row) = tx.get_ref(&self.tables.trees, name_key(name))? {
+            return id_of(&row);
+        }
+        let id = match tx.get_ref(&self.tables.trees, NEXT_ID)? {
+            Some(row) => id_of(&row)?,
+            None => FIRST_ID,
+        };
+        tx.put(&self.tables.trees, NEXT_ID, (id + 1).to_be_bytes())?;
+        tx.put(&self.tables.trees, name_key(name), id.to_be_bytes())?;
+        tx.put(&self.tables.trees, state_key(id), State::NEW.encode())?;
+        Ok(id)
+    }
+
+    fn delete_in(&self, tx: &mut Transaction, name: &str) -> Result<bool> {
+        let Some(row) = tx.get(&self.tables.trees, name_key(name))? else {
+            return Ok(false);
+        };
+        let id = id_of(&row)?;
+        tx.delete(&self.tables.trees, name_key(name))?;
+        tx.delete(&self.tables.trees, state_key(id))?;
+        let (low, high) = (id.to_be_bytes(), end_of(id));
+        for map in self.tables.of_trees() {
+            tx.delete_range(map, &low[..]..&high[..])?;
+        }
+        // Watches learn that there is nothing to watch any more.
+        tx.ring(&self.tables.sequence(id, name)?);
+        Ok(true)
+    }
+
+    fn work(&self) -> Result<()> {
+        for (name, id) in self.list()? {
+            self.tree(id, &name)?.work()?;
+        }
+        Ok(())
+    }
+}
+
+/// What the background thread does at each look. It holds nothing that keeps the trees open.
+fn look(trees: &Arc<Open>) -> impl Fn() + Send + 'static {
+    let trees = Arc::downgrade(trees);
+    move || {
+        if let Some(trees) = trees.upgrade() {
+            // What failed is tried again at the next look.
+            let _ = trees.work();
+        }
+    }
+}
+
+fn id_of(row: &[u8]) -> Result<u32> {
+    let id = row.try_into().map(u32::from_be_bytes);
+    id.map_err(|_| Error::damaged("the id of a tree has not four bytes"))
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let cause = match name.len() {
+        0 => "it is empty",
+        length if length > TREE_NAME_BYTES_MAX => "it is longer than 255 bytes",
+        _ => return Ok(()),
+    };
+    let name = name.chars().take(100).collect();
+    Err(TreeError::InvalidName { name, cause }.into())
+}

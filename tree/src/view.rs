@@ -1,0 +1,278 @@
+//! A tree at one moment.
+
+use std::sync::Arc;
+
+use duramen_engine::{Result, Snapshot};
+
+use crate::condition::Condition;
+use crate::error::TreeError;
+use crate::lease::{self, Lease, LeaseClock};
+use crate::node::{Children, Node};
+use crate::path::{after_prefix, below, joined};
+use crate::pattern::Pattern;
+use crate::read::Reading;
+use crate::shared::Shared;
+use crate::state::State;
+
+/// A tree at one revision, in a snapshot of the store. What is written meanwhile changes nothing in it.
+///
+/// It keeps the space of what it sees, as every [`Snapshot`] does.
+#[derive(Debug)]
+pub struct TreeView {
+    tree: Arc<Shared>,
+    snapshot: Arc<Snapshot>,
+    state: State,
+    /// `None`: the newest revision of the snapshot.
+    at: Option<u64>,
+}
+
+/// A child of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Child {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// Its path.
+    pub path: Vec<u8>,
+    /// Its node; `None`: it is implied by what is below it.
+    pub node: Option<Node>,
+}
+
+impl TreeView {
+    pub(crate) fn new(tree: &Arc<Shared>) -> Result<TreeView> {
+        let snapshot = Arc::new(tree.store.snapshot()?);
+        let state = tree.reading(&*snapshot).state(&tree.name)?;
+        Ok(TreeView {
+            tree: tree.clone(),
+            snapshot,
+            state,
+            at: None,
+        })
+    }
+
+    /// The tree at an earlier revision, in the snapshot of this view.
+    ///
+    /// # Errors
+    /// [`TreeError::Compacted`], [`TreeError::FutureRevision`].
+    pub fn at_revision(&self, revision: u64) -> Result<TreeView> {
+        check_revision(&self.tree.name, self.state, revision)?;
+        Ok(TreeView {
+            tree: self.tree.clone(),
+            snapshot: self.snapshot.clone(),
+            state: self.state,
+            at: (revision < self.state.revision).then_some(revision),
+        })
+    }
+
+    fn reading(&self) -> Reading<'_, Snapshot> {
+        self.tree.reading_at(&*self.snapshot, self.at)
+    }
+
+    /// The revision of the view.
+    pub fn revision(&self) -> u64 {
+        self.at.unwrap_or(self.state.revision)
+    }
+
+    /// The first revision that can be read.
+    pub fn first_revision(&self) -> u64 {
+        self.state.first
+    }
+
+    /// Whether rows of compacted revisions are left.
+    pub(crate) fn has_compacted_rows(&self) -> bool {
+        self.state.removed.0 < self.state.first
+    }
+
+    /// The node of a path.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn get(&self, path: impl AsRef<[u8]>) -> Result<Option<Node>> {
+        self.reading().node(path.as_ref())
+    }
+
+    /// Whether a path has a node.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn exists(&self, path: impl AsRef<[u8]>) -> Result<bool> {
+        self.reading().exists(path.as_ref())
+    }
+
+    /// Whether a condition holds for a path. At earlier revisions lists of children have version 0.
+    ///
+    /// # Errors
+    /// [`TreeError::InvalidCondition`], and those of reading.
+    pub fn holds(&self, path: impl AsRef<[u8]>, condition: &Condition) -> Result<bool> {
+        condition.holds(&self.reading(), path.as_ref())
+    }
+
+    /// What a path has below it. At the newest revision this takes one read, whatever there is; at an earlier one it reads all
+    /// nodes below, and the version of the list is 0.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn child_count(&self, path: impl AsRef<[u8]>) -> Result<Children> {
+        self.reading().children(Some(path.as_ref()))
+    }
+
+    /// Children of a path in the order of their names, from the one after `after` on, at most `limit`.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn children(&self, path: impl AsRef<[u8]>, after: Option<&[u8]>, limit: usize) -> Result<Vec<Child>> {
+        self.children_of(Some(path.as_ref()), after, limit)
+    }
+
+    /// Names at the top of the tree, as [`TreeView::children`]. A path that begins with `/` has the empty name there.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn top(&self, after: Option<&[u8]>, limit: usize) -> Result<Vec<Child>> {
+        self.children_of(None, after, limit)
+    }
+
+    fn children_of(&self, parent: Option<&[u8]>, after: Option<&[u8]>, limit: usize) -> Result<Vec<Child>> {
+        let reading = self.reading();
+        let names = reading.child_names(parent, after, limit)?;
+        let children = names.into_iter().map(|name| {
+            let path = joined(parent, &name);
+            let node = reading.node(&path)?;
+            Ok(Child { name, path, node })
+        });
+        children.collect()
+    }
+
+    /// Calls `visit` with the nodes whose paths are in a range of bytes, in order, until it returns `false`. Without `high` the
+    /// range has no end.
+    ///
+    /// # Errors
+    /// Those of reading and of `visit`.
+    pub fn range(
+        &self,
+        low: impl AsRef<[u8]>,
+        high: Option<&[u8]>,
+        mut visit: impl FnMut(&[u8], Node) -> Result<bool>,
+    ) -> Result<()> {
+        self.reading()
+            .each((low.as_ref(), high), |path, head| visit(path, head.with_payload()))
+    }
+
+    /// Number of nodes whose paths are in a range of bytes.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn count_range(&self, low: impl AsRef<[u8]>, high: Option<&[u8]>) -> Result<u64> {
+        self.reading().count((low.as_ref(), high))
+    }
+
+    /// Number of nodes of a path and below it.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn count_subtree(&self, path: impl AsRef<[u8]>) -> Result<u64> {
+        let path = path.as_ref();
+        let (low, high) = below(path);
+        let own = u64::from(self.exists(path)?);
+        Ok(own + self.reading().count((&low, Some(&high)))?)
+    }
+
+    /// Calls `visit` with the nodes whose paths have a pattern, in order, until it returns `false`.
+    ///
+    /// # Errors
+    /// Those of reading and of `visit`.
+    pub fn matching(&self, pattern: &Pattern, mut visit: impl FnMut(&[u8], Node) -> Result<bool>) -> Result<()> {
+        if let Some(path) = pattern.only_path() {
+            if let Some(node) = self.get(&path)? {
+                visit(&path, node)?;
+            }
+            return Ok(());
+        }
+        let prefix = pattern.prefix();
+        let high = after_prefix(&prefix);
+        self.reading()
+            .each((&prefix, high.as_deref()), |path, head| match pattern.matches(path) {
+                true => visit(path, head.with_payload()),
+                false => Ok(true),
+            })
+    }
+
+    /// Nodes whose paths have a pattern, at most `limit`.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn get_many(&self, pattern: &Pattern, limit: usize) -> Result<Vec<(Vec<u8>, Node)>> {
+        let mut nodes = Vec::new();
+        if limit == 0 {
+            return Ok(nodes);
+        }
+        self.matching(pattern, |path, node| {
+            nodes.push((path.to_vec(), node));
+            Ok(nodes.len() < limit)
+        })?;
+        Ok(nodes)
+    }
+
+    /// Number of nodes whose paths have a pattern.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn count(&self, pattern: &Pattern) -> Result<u64> {
+        self.fold(pattern, 0, |count, _, _| count + 1)
+    }
+
+    /// Folds the nodes whose paths have a pattern into one value, in order.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn fold<T>(&self, pattern: &Pattern, start: T, mut step: impl FnMut(T, &[u8], Node) -> T) -> Result<T> {
+        let mut folded = Some(start);
+        self.matching(pattern, |path, node| {
+            folded = folded.take().map(|before| step(before, path, node));
+            Ok(true)
+        })?;
+        Ok(folded.expect("each step gives a value back"))
+    }
+
+    /// A lease.
+    ///
+    /// # Errors
+    /// [`TreeError::LeaseGone`].
+    pub fn lease(&self, id: u64) -> Result<Lease> {
+        let all = self.leases()?;
+        let found = all.binary_search_by_key(&id, |lease| lease.id);
+        found.map(|at| all[at]).map_err(|_| TreeError::LeaseGone { id }.into())
+    }
+
+    /// All leases, in the order of their ids. They are those of the newest revision, whatever the revision of the view is.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn leases(&self) -> Result<Vec<Lease>> {
+        let (leases, id) = (&self.tree.tables.leases, self.tree.id);
+        let clock = LeaseClock::read(&*self.snapshot, leases, id)?;
+        let now = clock.map_or(0, |clock| clock.at(self.tree.store.shared_clock()).millis());
+        lease::all(&*self.snapshot, leases, id, now)
+    }
+
+    /// Paths of the nodes of a lease, in order, at most `limit`.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn lease_paths(&self, id: u64, limit: usize) -> Result<Vec<Vec<u8>>> {
+        lease::attached(&*self.snapshot, &self.tree.tables.leases, (self.tree.id, id), limit)
+    }
+}
+
+/// Refuses a revision that cannot be read.
+pub(crate) fn check_revision(tree: &str, state: State, revision: u64) -> Result<()> {
+    let tree = tree.to_string();
+    if revision > state.revision {
+        let newest = state.revision;
+        return Err(TreeError::FutureRevision { tree, revision, newest }.into());
+    }
+    if revision < state.first {
+        let first = state.first;
+        return Err(TreeError::Compacted { tree, revision, first }.into());
+    }
+    Ok(())
+}

@@ -1,0 +1,556 @@
+//! Changing a tree in a transaction.
+//!
+//! All changes of a [`TreeWrites`] have one revision, and each path has at most one change in it: what several calls do to a path
+//! is one change from what was there before to what is there afterwards.
+
+use duramen_engine::{Error, Result, Transaction};
+
+use crate::condition::Condition;
+use crate::error::TreeError;
+use crate::limits::PAYLOAD_BYTES_MAX;
+use crate::node::{ChangeKind, ChangeRow, Children, Head, Node};
+use crate::path::{after_prefix, below, check, shown, split};
+use crate::pattern::Pattern;
+use crate::read::{PathRange, Reading};
+use crate::shared::Shared;
+use crate::state::State;
+use crate::tables::{
+    attached_key, change_key, change_of, child_key, node_key, parent_key, parents_below, state_key, version_key,
+};
+
+/// Changes a tree in a transaction; see [`crate::Tree::writes`].
+///
+/// What it reads is what the transaction sees: the state that the transaction began with, and its own changes.
+pub struct TreeWrites<'t> {
+    pub(crate) tree: &'t Shared,
+    pub(crate) tx: &'t mut Transaction,
+    pub(crate) state: State,
+    /// Whether the revision is that of these changes already.
+    has_begun: bool,
+    next_sub: u32,
+}
+
+/// What a put does with the lease of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LeaseChange {
+    /// The node has no lease afterwards.
+    #[default]
+    Detach,
+    /// It keeps the lease that it has.
+    Keep,
+    /// It has this lease afterwards.
+    Attach(u64),
+}
+
+impl<'t> TreeWrites<'t> {
+    pub(crate) fn begin(tree: &'t Shared, tx: &'t mut Transaction) -> Result<TreeWrites<'t>> {
+        let state = tree.reading(tx).state(&tree.name)?;
+        Ok(TreeWrites {
+            tree,
+            tx,
+            state,
+            has_begun: false,
+            next_sub: 0,
+        })
+    }
+
+    pub(crate) fn reading(&self) -> Reading<'_, Transaction> {
+        self.tree.reading(self.tx)
+    }
+
+    /// The revision of the changes so far; without one, the newest revision of the tree.
+    pub fn revision(&self) -> u64 {
+        self.state.revision
+    }
+
+    /// Number of changes so far.
+    pub fn changes(&self) -> u32 {
+        self.next_sub
+    }
+
+    /// The node of a path.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn get(&self, path: impl AsRef<[u8]>) -> Result<Option<Node>> {
+        self.reading().node(path.as_ref())
+    }
+
+    /// What a path has below it; an empty slice of a path is not the top of the tree.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn children(&self, path: impl AsRef<[u8]>) -> Result<Children> {
+        self.reading().children(Some(path.as_ref()))
+    }
+
+    /// Stores a payload, whether there is a node or not. Returns the node before.
+    ///
+    /// # Errors
+    /// [`TreeError::InvalidPath`], [`TreeError::PayloadTooLarge`], [`TreeError::LeaseGone`], and those of
+    /// [`Transaction::put`].
+    pub fn put(&mut self, path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>) -> Result<Option<Node>> {
+        self.put_with(path, payload, LeaseChange::default())
+    }
+
+    /// [`TreeWrites::put`], with the lease of the node.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::put`].
+    pub fn put_with(
+        &mut self,
+        path: impl AsRef<[u8]>,
+        payload: impl AsRef<[u8]>,
+        lease: LeaseChange,
+    ) -> Result<Option<Node>> {
+        let (path, payload) = (path.as_ref(), payload.as_ref());
+        check(path)?;
+        check_payload(path, payload)?;
+        let old = self.current(path)?;
+        let old_head = old.as_deref().map(Head::decode).transpose()?;
+        let old_lease = old_head.map_or(0, |head| head.lease);
+        let lease = match lease {
+            LeaseChange::Detach => 0,
+            LeaseChange::Keep => old_lease,
+            LeaseChange::Attach(lease) => {
+                self.check_lease(lease)?;
+                lease
+            }
+        };
+        self.begin_revision()?;
+        let revision = self.state.revision;
+        self.note(ChangeKind::Put, path, old.as_deref())?;
+        if old.is_none() && self.reading().children(Some(path))?.count == 0 {
+            self.link(path)?;
+        }
+        let node = Node {
+            create_revision: old_head.map_or(revision, |head| head.create_revision),
+            revision,
+            version: old_head.map_or(0, |head| head.version) + 1,
+            lease,
+            payload: payload.to_vec(),
+        };
+        let tables = &self.tree.tables;
+        self.tx
+            .put(&tables.nodes, node_key(self.tree.id, path), node.encode())?;
+        if lease != old_lease {
+            self.attach(path, old_lease, lease)?;
+        }
+        old_head.map(|head| Ok(head.with_payload())).transpose()
+    }
+
+    /// Creates a node.
+    ///
+    /// # Errors
+    /// [`TreeError::Exists`], and those of [`TreeWrites::put`].
+    pub fn create(&mut self, path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>) -> Result<()> {
+        self.create_with(path, payload, LeaseChange::default())
+    }
+
+    /// [`TreeWrites::create`], with the lease of the node.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::create`].
+    pub fn create_with(&mut self, path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>, lease: LeaseChange) -> Result<()> {
+        let path = path.as_ref();
+        check(path)?;
+        if let Some(row) = self.current(path)? {
+            let (path, version) = (shown(path), Head::decode(&row)?.version);
+            return Err(TreeError::Exists { path, version }.into());
+        }
+        self.put_with(path, payload, lease).map(drop)
+    }
+
+    /// Replaces the payload of a node, which keeps its lease. Returns the node before.
+    ///
+    /// # Errors
+    /// [`TreeError::Missing`], and those of [`TreeWrites::put`].
+    pub fn update(&mut self, path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>) -> Result<Node> {
+        let path = path.as_ref();
+        check(path)?;
+        let old = self.put_existing(path, payload.as_ref())?;
+        old.ok_or_else(|| missing(path))
+    }
+
+    fn put_existing(&mut self, path: &[u8], payload: &[u8]) -> Result<Option<Node>> {
+        if !self.reading().exists(path)? {
+            return Ok(None);
+        }
+        self.put_with(path, payload, LeaseChange::Keep)
+    }
+
+    /// Replaces the payload of a node that holds another one, and changes nothing otherwise. The node keeps its lease.
+    ///
+    /// # Errors
+    /// [`TreeError::Missing`], [`TreeError::Mismatch`], and those of [`TreeWrites::put`].
+    pub fn compare_and_swap(
+        &mut self,
+        path: impl AsRef<[u8]>,
+        expected: impl AsRef<[u8]>,
+        payload: impl AsRef<[u8]>,
+    ) -> Result<()> {
+        let path = path.as_ref();
+        let old = self.get(path)?.ok_or_else(|| missing(path))?;
+        if old.payload != expected.as_ref() {
+            let found = format!(
+                "it has version {} of revision {}, with another payload",
+                old.version, old.revision
+            );
+            let path = shown(path);
+            return Err(TreeError::Mismatch { path, found }.into());
+        }
+        self.put_with(path, payload, LeaseChange::Keep).map(drop)
+    }
+
+    /// Empties the payload of a node, and keeps the node. Returns whether there is one.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::put`].
+    pub fn clear_payload(&mut self, path: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.put_existing(path.as_ref(), b"")?.is_some())
+    }
+
+    /// Deletes the node of a path, and nothing below it. Returns the node.
+    ///
+    /// # Errors
+    /// Those of [`Transaction::delete`].
+    pub fn delete(&mut self, path: impl AsRef<[u8]>) -> Result<Option<Node>> {
+        let path = path.as_ref();
+        let Some(old) = self.current(path)? else {
+            return Ok(None);
+        };
+        self.begin_revision()?;
+        self.note(ChangeKind::Delete, path, Some(&old))?;
+        let tables = &self.tree.tables;
+        self.tx.delete(&tables.nodes, node_key(self.tree.id, path))?;
+        let head = Head::decode(&old)?;
+        self.attach(path, head.lease, 0)?;
+        if self.reading().children(Some(path))?.count == 0 {
+            self.unlink(path)?;
+        }
+        Ok(Some(head.with_payload()))
+    }
+
+    /// Deletes the node of a path and all nodes below it. Returns how many.
+    ///
+    /// # Errors
+    /// Those of [`Transaction::delete_range`].
+    pub fn delete_subtree(&mut self, path: impl AsRef<[u8]>) -> Result<u64> {
+        let path = path.as_ref();
+        check(path)?;
+        let (low, high) = below(path);
+        let is_node = self.reading().exists(path)?;
+        let below = self.note_deleted((&low, Some(&high)))?;
+        if below == 0 {
+            return self.delete(path).map(|deleted| u64::from(deleted.is_some()));
+        }
+        let (id, tables) = (self.tree.id, &self.tree.tables);
+        let (first, end) = (node_key(id, &low), node_key(id, &high));
+        self.tx.delete_range(&tables.nodes, &first[..]..&end[..])?;
+        let (first, end) = parents_below(id, path);
+        for map in [&tables.children, &tables.parents] {
+            self.tx.delete_range(map, &first[..]..&end[..])?;
+        }
+        self.delete_children_of(path)?;
+        let tables = &self.tree.tables;
+        self.tx.delete(&tables.parents, parent_key(id, Some(path)))?;
+        if is_node {
+            // Without children it ends like any other node.
+            self.delete(path)?;
+        } else {
+            self.unlink(path)?;
+        }
+        Ok(below + u64::from(is_node))
+    }
+
+    /// Removes the list of children of a path.
+    fn delete_children_of(&mut self, path: &[u8]) -> Result<()> {
+        let prefix = parent_key(self.tree.id, Some(path));
+        // The prefix ends with a byte 0, so the next prefix of this length is the end.
+        let mut end = prefix.clone();
+        if let Some(last) = end.last_mut() {
+            *last += 1;
+        }
+        self.tx.delete_range(&self.tree.tables.children, &prefix[..]..&end[..])
+    }
+
+    /// Whether a condition holds for a path.
+    ///
+    /// # Errors
+    /// [`TreeError::InvalidCondition`], and those of reading.
+    pub fn holds(&self, path: impl AsRef<[u8]>, condition: &Condition) -> Result<bool> {
+        condition.holds(&self.reading(), path.as_ref())
+    }
+
+    /// Stores a payload in all nodes whose paths have a pattern; they keep their leases. Returns how many there are.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::put`].
+    pub fn put_many(&mut self, pattern: &Pattern, payload: impl AsRef<[u8]>) -> Result<u64> {
+        let paths = self.matching(pattern)?;
+        for path in &paths {
+            self.put_with(path, payload.as_ref(), LeaseChange::Keep)?;
+        }
+        Ok(paths.len() as u64)
+    }
+
+    /// Deletes the nodes whose paths have a pattern. Returns how many.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::delete`].
+    pub fn delete_many(&mut self, pattern: &Pattern) -> Result<u64> {
+        let paths = self.matching(pattern)?;
+        for path in &paths {
+            self.delete(path)?;
+        }
+        Ok(paths.len() as u64)
+    }
+
+    fn matching(&self, pattern: &Pattern) -> Result<Vec<Vec<u8>>> {
+        let mut paths = Vec::new();
+        let prefix = pattern.prefix();
+        let high = after_prefix(&prefix);
+        self.reading().each((&prefix, high.as_deref()), |path, _| {
+            if pattern.matches(path) {
+                paths.push(path.to_vec());
+            }
+            Ok(true)
+        })?;
+        Ok(paths)
+    }
+
+    /// Deletes the nodes of a range of bytes. Returns how many.
+    ///
+    /// # Errors
+    /// Those of [`Transaction::delete`].
+    pub fn delete_range(&mut self, low: impl AsRef<[u8]>, high: Option<&[u8]>) -> Result<u64> {
+        let mut paths = Vec::new();
+        self.reading().each((low.as_ref(), high), |path, _| {
+            paths.push(path.to_vec());
+            Ok(true)
+        })?;
+        for path in &paths {
+            self.delete(path)?;
+        }
+        Ok(paths.len() as u64)
+    }
+
+    fn current(&self, path: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.reading().current(path)?.map(|row| row.to_vec()))
+    }
+
+    /// Takes the next revision, once.
+    pub(crate) fn begin_revision(&mut self) -> Result<()> {
+        if self.has_begun {
+            return Ok(());
+        }
+        self.has_begun = true;
+        self.state.revision += 1;
+        self.put_state()?;
+        self.tx.ring(&self.tree.sequence);
+        Ok(())
+    }
+
+    pub(crate) fn put_state(&mut self) -> Result<()> {
+        let key = state_key(self.tree.id);
+        self.tx.put(&self.tree.tables.trees, key, self.state.encode())
+    }
+
+    /// Notes a change of a path with the row of its node before.
+    fn note(&mut self, kind: ChangeKind, path: &[u8], old: Option<&[u8]>) -> Result<()> {
+        let revision = self.state.revision;
+        let version = version_key(self.tree.id, path, revision);
+        if self.next_sub > 0 {
+            // What these writes have done to the path before stays one change.
+            let before = self.tx.get_ref(&self.tree.tables.versions, &version)?;
+            if let Some(sub) = before.map(|row| row.to_vec()) {
+                let row = self.reading().change(revision, &sub)?.to_vec();
+                let row = ChangeRow {
+                    kind,
+                    ..ChangeRow::decode(&row)?
+                }
+                .encode();
+                let sub = u32::from_be_bytes(sub.try_into().map_err(|_| damaged())?);
+                let key = change_key(self.tree.id, revision, sub);
+                return self.tx.put(&self.tree.tables.changes, key, row);
+            }
+            let is_own = match old {
+                Some(old) => Head::decode(old)?.revision == revision,
+                None => false,
+            };
+            if is_own {
+                // These writes have created the node. Its creation stays, or both vanish.
+                return match kind {
+                    ChangeKind::Put => Ok(()),
+                    ChangeKind::Delete => self.forget_creation(path),
+                };
+            }
+        }
+        let sub = self.take_sub()?;
+        let row = ChangeRow { kind, path, old }.encode();
+        let tables = &self.tree.tables;
+        self.tx
+            .put(&tables.changes, change_key(self.tree.id, revision, sub), row)?;
+        if old.is_some() {
+            self.tx.put(&tables.versions, version, sub.to_be_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn take_sub(&mut self) -> Result<u32> {
+        let sub = self.next_sub;
+        let next = sub.checked_add(1).ok_or_else(|| {
+            let cause = "a revision has at most 4,294,967,295 changes; divide them over several";
+            Error::from(duramen_engine::Reason::InvalidArgument(cause.into()))
+        })?;
+        self.next_sub = next;
+        Ok(sub)
+    }
+
+    /// Removes the change that created a node in this revision.
+    fn forget_creation(&mut self, path: &[u8]) -> Result<()> {
+        let (id, revision) = (self.tree.id, self.state.revision);
+        let (low, high) = (change_key(id, revision, 0), change_key(id, revision + 1, 0));
+        let mut found = None;
+        let mut rows = self.tx.range(&self.tree.tables.changes, &low[..]..&high[..])?;
+        while let Some((key, row)) = rows.next()? {
+            if ChangeRow::decode(&row)?.path == path {
+                found = Some(change_of(key)?.1);
+                break;
+            }
+        }
+        drop(rows);
+        match found {
+            Some(sub) => self.tx.delete(&self.tree.tables.changes, change_key(id, revision, sub)),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that all nodes of a range are deleted. Returns how many there are.
+    fn note_deleted(&mut self, range: PathRange<'_>) -> Result<u64> {
+        let mut gone = Vec::new();
+        let mut leased = Vec::new();
+        self.reading().each(range, |path, head| {
+            if head.lease != 0 {
+                leased.push((path.to_vec(), head.lease));
+            }
+            gone.push((path.to_vec(), head.with_payload().encode()));
+            Ok(true)
+        })?;
+        if gone.is_empty() {
+            return Ok(0);
+        }
+        let is_first = !self.has_begun;
+        self.begin_revision()?;
+        for (path, lease) in leased {
+            self.attach(&path, lease, 0)?;
+        }
+        let count = gone.len() as u64;
+        if !is_first {
+            for (path, old) in &gone {
+                self.note(ChangeKind::Delete, path, Some(old))?;
+            }
+            return Ok(count);
+        }
+        // Without changes before these, both lists are in order.
+        let (id, revision, first) = (self.tree.id, self.state.revision, self.next_sub);
+        for _ in 0..gone.len() {
+            self.take_sub()?;
+        }
+        let tables = self.tree.tables.clone();
+        let changes = gone.iter().zip(first..).map(|((path, old), sub)| {
+            let row = ChangeRow {
+                kind: ChangeKind::Delete,
+                path,
+                old: Some(old),
+            };
+            (change_key(id, revision, sub), row.encode())
+        });
+        self.tx.put_sorted(&tables.changes, changes)?;
+        let versions = gone
+            .iter()
+            .zip(first..)
+            .map(|((path, _), sub)| (version_key(id, path, revision), sub.to_be_bytes()));
+        self.tx.put_sorted(&tables.versions, versions)?;
+        Ok(count)
+    }
+
+    /// Adds a path to the children of its parent, and the parent to those of its own, as far as they are new.
+    fn link(&mut self, path: &[u8]) -> Result<()> {
+        let id = self.tree.id;
+        let mut path = path;
+        loop {
+            let (parent, name) = split(path);
+            let children = self.reading().children(parent)?;
+            let more = Children {
+                count: children.count + 1,
+                version: children.version + 1,
+            };
+            let tables = &self.tree.tables;
+            self.tx.put(&tables.children, child_key(id, parent, name), b"")?;
+            self.tx.put(&tables.parents, parent_key(id, parent), more.encode())?;
+            match parent {
+                Some(parent) if children.count == 0 && !self.reading().exists(parent)? => path = parent,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Removes a path from the children of its parent, and the parent from those of its own, as far as nothing is left of them.
+    fn unlink(&mut self, path: &[u8]) -> Result<()> {
+        let id = self.tree.id;
+        // What a path without a node had below it has no version any more.
+        self.tx.delete(&self.tree.tables.parents, parent_key(id, Some(path)))?;
+        let mut path = path;
+        loop {
+            let (parent, name) = split(path);
+            let children = self.reading().children(parent)?;
+            let fewer = Children {
+                count: children.count.saturating_sub(1),
+                version: children.version + 1,
+            };
+            let tables = &self.tree.tables;
+            self.tx.delete(&tables.children, child_key(id, parent, name))?;
+            let key = parent_key(id, parent);
+            match parent {
+                Some(parent) if fewer.count == 0 && !self.reading().exists(parent)? => {
+                    self.tx.delete(&self.tree.tables.parents, key)?;
+                    path = parent;
+                }
+                _ => return self.tx.put(&tables.parents, key, fewer.encode()),
+            }
+        }
+    }
+
+    /// Moves a path from one lease to another.
+    fn attach(&mut self, path: &[u8], from: u64, to: u64) -> Result<()> {
+        let (id, leases) = (self.tree.id, &self.tree.tables.leases);
+        if from != 0 {
+            self.tx.delete(leases, attached_key(id, from, path))?;
+        }
+        if to != 0 {
+            self.tx.put(leases, attached_key(id, to, path), b"")?;
+        }
+        Ok(())
+    }
+}
+
+fn check_payload(path: &[u8], payload: &[u8]) -> Result<()> {
+    if payload.len() <= PAYLOAD_BYTES_MAX {
+        return Ok(());
+    }
+    Err(TreeError::PayloadTooLarge {
+        path: shown(path),
+        bytes: payload.len(),
+        max: PAYLOAD_BYTES_MAX,
+    }
+    .into())
+}
+
+fn missing(path: &[u8]) -> Error {
+    TreeError::Missing { path: shown(path) }.into()
+}
+
+fn damaged() -> Error {
+    Error::damaged("a version of a node has a wrong value; run `duramen check`")
+}

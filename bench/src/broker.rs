@@ -45,6 +45,10 @@ pub trait Broker: Send + Sync {
     fn subscribers_max(&self) -> usize {
         usize::MAX
     }
+    /// Whether messages stay after they were delivered, so that `follow` reads them.
+    fn keeps_messages(&self) -> bool {
+        true
+    }
     /// Calls a receiver in this thread with the messages of a topic from the first one on, and waits for new ones.
     /// Returns after the given number of messages, or when the receiver found something wrong.
     fn follow(&self, _topic: usize, _receiver: &mut Receiver, _messages: u64) -> Result<()> {

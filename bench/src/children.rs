@@ -1,6 +1,7 @@
 //! Processes that must not outlive their parent. When a cell is killed, its children die with it, so that none
 //! continues to write into a directory that is about to be removed.
 
+use std::cell::RefCell;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
@@ -14,4 +15,24 @@ pub fn end_with_this_thread(command: &mut Command) {
             Ok(())
         });
     }
+}
+
+thread_local! {
+    /// Servers that this thread started for its broker.
+    static MEASURED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Counts the work of a server as that of this process, in phases that this thread measures.
+pub fn measure(process: u32) {
+    MEASURED.with_borrow_mut(|measured| measured.push(process));
+}
+
+/// Ends the measurement of a server.
+pub fn forget(process: u32) {
+    MEASURED.with_borrow_mut(|measured| measured.retain(|one| *one != process));
+}
+
+/// Returns the servers that count as part of this process.
+pub fn measured() -> Vec<u32> {
+    MEASURED.with_borrow(Clone::clone)
 }

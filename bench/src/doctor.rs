@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::analysis::{bytes_text, time_text};
+use crate::brokers::server::{self, Program};
 use crate::machine::Machine;
 use crate::probe::{self, LONG, quantile};
 
@@ -39,6 +40,7 @@ pub fn examine(directory: &Path) -> Result<Vec<Finding>> {
         of_processors(&machine),
         of_load(load, machine.processors),
         of_space(probe::free_bytes(directory)?),
+        of_servers(),
         of_build(),
     ])
 }
@@ -182,6 +184,16 @@ fn of_space(free: u64) -> Finding {
     finding(Health::Fit, text)
 }
 
+/// Lists the servers of other brokers. A missing one disturbs nothing: its rows are `n/a`.
+fn of_servers() -> Finding {
+    let text = |program: &&Program| match program.version() {
+        Ok(version) => format!("{} {version}", program.name),
+        Err(reason) => reason,
+    };
+    let texts: Vec<_> = server::ALL.iter().map(text).collect();
+    finding(Health::Fit, format!("servers of other brokers: {}", texts.join("; ")))
+}
+
 fn of_build() -> Finding {
     if cfg!(debug_assertions) {
         return finding(
@@ -230,7 +242,7 @@ mod tests {
 
     #[test]
     fn examination_of_this_machine_looks_at_everything() -> Result<()> {
-        assert_eq!(examine(&std::env::temp_dir())?.len(), 8);
+        assert_eq!(examine(&std::env::temp_dir())?.len(), 9);
         Ok(())
     }
 }

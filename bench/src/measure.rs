@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::children;
 use crate::scratch::allocated_bytes;
 use crate::storage::{Device, StorageCounter};
 
@@ -368,44 +369,49 @@ pub fn process_cpu_nanos() -> u64 {
 }
 
 /// The process whose work is measured: this process, or the program that a driver runs in.
-#[derive(Clone, Copy)]
-struct Measured(Option<u32>);
+#[derive(Clone)]
+struct Measured {
+    process: Option<u32>,
+    /// Servers of a broker, whose work is added.
+    servers: Vec<u32>,
+}
 
 impl Measured {
-    fn file(self, name: &str) -> String {
-        match self.0 {
-            None => format!("/proc/self/{name}"),
-            Some(process) => format!("/proc/{process}/{name}"),
-        }
+    /// Adds up a number of the process and of the servers. A server that has ended counts nothing.
+    fn sum(&self, of: impl Fn(Option<u32>) -> Result<u64>) -> Result<u64> {
+        let servers = self.servers.iter().filter_map(|server| of(Some(*server)).ok());
+        Ok(of(self.process)? + servers.sum::<u64>())
     }
 
-    fn memory(self, name: &str) -> Result<u64> {
-        status_bytes(&self.file("status"), name)
+    fn memory(&self, name: &str) -> Result<u64> {
+        self.sum(|process| status_bytes(&process_file(process, "status"), name))
     }
 
-    fn cpu_nanos(self) -> Result<u64> {
-        let Some(process) = self.0 else {
-            return Ok(process_cpu_nanos());
-        };
-        let mut clock = 0;
-        // SAFETY: the place for the result is ours.
-        let outcome = unsafe { libc::clock_getcpuclockid(process.try_into()?, &mut clock) };
-        ensure!(outcome == 0, "the process {process} of a driver has no clock: it ended");
-        Ok(clock_nanos(clock))
+    fn cpu_nanos(&self) -> Result<u64> {
+        self.sum(|process| {
+            let Some(process) = process else {
+                return Ok(process_cpu_nanos());
+            };
+            let mut clock = 0;
+            // SAFETY: the place for the result is ours.
+            let outcome = unsafe { libc::clock_getcpuclockid(process.try_into()?, &mut clock) };
+            ensure!(outcome == 0, "the process {process} of a driver has no clock: it ended");
+            Ok(clock_nanos(clock))
+        })
     }
 
     /// Returns the samples that belong to the work. A driver works at the end of a phase; before that, the lab wrote
     /// its load.
-    fn samples_of(self, memory: &[u64], wall_nanos: Option<u64>) -> &[u64] {
-        match (self.0, wall_nanos) {
+    fn samples_of<'m>(&self, memory: &'m [u64], wall_nanos: Option<u64>) -> &'m [u64] {
+        match (self.process, wall_nanos) {
             (Some(_), Some(wall)) => &memory[memory.len().saturating_sub(wall.div_ceil(STEP_NANOS) as usize)..],
             _ => memory,
         }
     }
 
     /// Returns the processor time of the calling thread, if that thread calls the store.
-    fn caller_cpu_nanos(self) -> u64 {
-        if self.0.is_none() { thread_cpu_nanos() } else { 0 }
+    fn caller_cpu_nanos(&self) -> u64 {
+        if self.process.is_none() { thread_cpu_nanos() } else { 0 }
     }
 }
 
@@ -429,10 +435,13 @@ pub struct Meter<'a> {
 impl Meter<'_> {
     /// Starts measuring this process, or another process that does the work. `directory` is the store's.
     pub fn start(process: Option<u32>, directory: &Path) -> Result<Meter<'_>> {
-        let process = Measured(process);
+        let process = Measured {
+            process,
+            servers: children::measured(),
+        };
         let device = Device::below(directory)?;
-        let memory = MemorySampler::start(process);
-        let io = InputOutput::now(process, device.as_ref())?;
+        let memory = MemorySampler::start(process.clone());
+        let io = InputOutput::now(&process, device.as_ref())?;
         let (process_cpu, thread_cpu) = (process.cpu_nanos()?, process.caller_cpu_nanos());
         Ok(Meter {
             directory,
@@ -450,7 +459,7 @@ impl Meter<'_> {
     /// time, processor time and bytes of all of them.
     pub fn stop(mut self, work: Vec<(&str, Work, Done)>) -> Result<Vec<Phase>> {
         let wall = now_nanos();
-        let process = self.process;
+        let process = &self.process;
         // Reads the clocks in the reverse order of the start, because the caller's time is a part of the process's
         // time.
         let (thread_cpu, process_cpu) = (process.caller_cpu_nanos(), process.cpu_nanos()?);
@@ -465,11 +474,11 @@ impl Meter<'_> {
             stopped_at_of: done.stopped_at_of,
             hits: done.hits,
             wall_nanos: done.wall_nanos.unwrap_or(wall - self.wall),
-            process_cpu_nanos: process_cpu - self.process_cpu + done.other_processes_cpu_nanos,
+            process_cpu_nanos: process_cpu.saturating_sub(self.process_cpu) + done.other_processes_cpu_nanos,
             callers_cpu_nanos: thread_cpu - self.thread_cpu + done.workers_cpu_nanos,
-            write_call_bytes: io.write_call_bytes - self.io.write_call_bytes,
+            write_call_bytes: io.write_call_bytes.saturating_sub(self.io.write_call_bytes),
             storage_bytes: io.storage_bytes - self.io.storage_bytes,
-            read_call_bytes: io.read_call_bytes - self.io.read_call_bytes,
+            read_call_bytes: io.read_call_bytes.saturating_sub(self.io.read_call_bytes),
             storage_read_bytes: io.storage_read_bytes - self.io.storage_read_bytes,
             storage_counter: match self.device {
                 Some(_) => StorageCounter::Device,
@@ -530,8 +539,8 @@ struct InputOutput {
 }
 
 impl InputOutput {
-    fn now(process: Measured, device: Option<&Device>) -> Result<InputOutput> {
-        let counted = |name| field(&process.file("io"), name);
+    fn now(process: &Measured, device: Option<&Device>) -> Result<InputOutput> {
+        let counted = |name| process.sum(|process| field(&process_file(process, "io"), name));
         let (storage_bytes, storage_read_bytes) = match device.map(Device::transferred).transpose()? {
             Some(transferred) => (transferred.written_bytes, transferred.read_bytes),
             None => (counted("write_bytes")?, counted("read_bytes")?),
@@ -542,6 +551,14 @@ impl InputOutput {
             read_call_bytes: counted("rchar")?,
             storage_read_bytes,
         })
+    }
+}
+
+/// Returns the path of a file of a process, or of this process.
+fn process_file(process: Option<u32>, name: &str) -> String {
+    match process {
+        None => format!("/proc/self/{name}"),
+        Some(process) => format!("/proc/{process}/{name}"),
     }
 }
 

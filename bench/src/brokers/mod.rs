@@ -4,9 +4,20 @@ pub mod channels;
 pub mod duramen;
 pub mod faulty;
 mod grpc;
+mod nats;
 pub mod null;
+mod redis;
+pub mod server;
 
 use crate::peer::Driver;
 
 /// Brokers that are not stores, in the order of the reports.
-pub const ALL: &[&dyn Driver] = &[&channels::Channels, &grpc::DuramenGrpc, &grpc::TonicFloor];
+pub const ALL: &[&dyn Driver] = &[
+    &channels::Channels,
+    &grpc::DuramenGrpc,
+    &grpc::TonicFloor,
+    &nats::Core,
+    &nats::JetStream,
+    &redis::Streams,
+    &redis::PubSub,
+];

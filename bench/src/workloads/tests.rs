@@ -218,6 +218,27 @@ fn requests_to_a_server_run_and_are_verified_at_each_level() {
     }
 }
 
+/// Runs a small workload of each kind on the brokers whose servers are installed here.
+#[test]
+fn brokers_with_servers_of_their_own_are_verified_in_each_class() {
+    for peer in ["nats", "jetstream", "redis-streams", "redis-pubsub"] {
+        let driver = peers::one(peer).expect("a peer");
+        let description = driver.describe();
+        if let Some(reason) = description.unavailable {
+            eprintln!("skipped: {peer}: {reason}");
+            continue;
+        }
+        for (class, _) in description.classes {
+            for (name, rows, scale) in [("publish/1k", 4, 0.1), ("latency", 2, 0.002), ("requests", 8, 0.002)] {
+                let record = run_in(named(name).expect("known")[0], driver, class, (scale, pace()));
+                let record = record.unwrap_or_else(|error| panic!("{peer}: {class}: {name}: {error:#}"));
+                let is_filled = record.phases.len() >= rows && record.phases.iter().all(|phase| phase.operations >= 20);
+                assert!(is_filled, "{peer}: {class}: {name}: {record:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn limit_of_the_cell_stops_requests_to_a_server_at_any_time_and_fails_none() {
     for millis in [0, 20, 60, 100] {

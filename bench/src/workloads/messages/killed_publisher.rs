@@ -10,12 +10,13 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::PAYLOAD_BYTES;
 use crate::broker::{Board, Broker, Payload, Together};
 use crate::measure::{Done, Work};
-use crate::peer::Class;
+use crate::peer::{Class, Unsupported};
 use crate::workloads::killing::{Writing, kill_after};
 use crate::workloads::{Context, Recorder, Workload, variant};
 
 /// Number of topics; the publisher uses them in turn.
 const TOPICS: usize = 4;
+const OPEN: (&str, Work) = ("open after kill -9", Work::Reads);
 
 pub const WORKLOAD: Workload = Workload {
     name: "killed-publisher",
@@ -29,10 +30,15 @@ pub const WORKLOAD: Workload = Workload {
 };
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    if let Err(error) = put_and_publish_once(context) {
+        let reason = error.downcast::<Unsupported>()?;
+        recorder.not_done(&[OPEN], reason.0);
+        return Ok(());
+    }
     let writing = Writing::planned(context.records());
     let acknowledged = kill_after(context, WORKLOAD.name, writing)? as u64;
     let mut opened = None;
-    recorder.phase("open after kill -9", Work::Reads, || {
+    recorder.phase(OPEN.0, OPEN.1, || {
         opened = Some(context.open_broker()?);
         Ok(Done::untimed(1))
     })?;
@@ -44,6 +50,18 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         there - acknowledged
     ));
     broker.close()
+}
+
+/// Tries, in a directory of its own, whether the broker has commits with a pair and a message.
+fn put_and_publish_once(context: &Context) -> Result<()> {
+    let directory = context.directory.join("once");
+    let mut broker = context.open_broker_in(&directory)?;
+    broker.make_topics(1)?;
+    let mut payload = Payload::new(context.seed, PAYLOAD_BYTES);
+    let done = broker.put_and_publish(Together::Transaction, (b"key", b"value"), 0, payload.of(0));
+    broker.close()?;
+    std::fs::remove_dir_all(&directory)?;
+    done
 }
 
 /// Reads everything. Returns the number of messages, each of which has its pair.

@@ -93,7 +93,7 @@ impl Program {
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
         let talk = directory.join("server.log");
         let mut command = Command::new(self.name);
-        command.args(arguments(address.port())?).current_dir(directory);
+        command.args(arguments(address.port())?);
         let output = File::create(&talk)?;
         command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output);
         end_with_this_thread(&mut command);

@@ -33,6 +33,10 @@ pub struct JetStream;
 const WAITING: usize = 1 << 30;
 /// Messages that wait in the client to be sent. More than are in flight, so that none overtakes another.
 const SENDING: usize = 1 << 16;
+/// Most streams: each keeps a file open.
+const STREAMS_MAX: usize = 10_000;
+/// Most subscribers of streams, each with a consumer in the server.
+const CONSUMERS_MAX: usize = 4_000;
 const GROUP: &str = "group";
 /// How long a member waits for messages.
 const MEMBER_WAITS: Duration = Duration::from_millis(20);
@@ -217,6 +221,12 @@ impl Opened {
         }
     }
 
+    /// Fails when a topic was not made because there would be too many.
+    fn needs_topic(&self, topic: usize) -> Result<()> {
+        ensure!(topic < self.topics, Unsupported("takes at most 10,000 topics"));
+        Ok(())
+    }
+
     async fn consumer(&self, topic: usize, config: Consuming) -> Result<PullConsumer> {
         Ok(self.streams()?.create_consumer_on_stream(config, name(topic)).await?)
     }
@@ -241,6 +251,8 @@ impl Opened {
 
 impl Broker for Opened {
     fn make_topics(&mut self, count: usize) -> Result<()> {
+        let is_too_many = self.streams().is_ok() && count > STREAMS_MAX;
+        ensure!(!is_too_many, Unsupported("takes at most 10,000 topics"));
         for topic in self.topics..count {
             if let Some(streams) = &self.publishing.streams {
                 let config = stream::Config {
@@ -260,7 +272,15 @@ impl Broker for Opened {
     }
 
     fn publish_many(&self, topic: usize, payloads: &[&[u8]]) -> Result<()> {
+        self.needs_topic(topic)?;
         self.runtime.block_on(self.publishing.publish(topic, copied(payloads)))
+    }
+
+    fn subscribers_max(&self) -> usize {
+        match self.streams() {
+            Ok(_) => CONSUMERS_MAX,
+            Err(_) => usize::MAX,
+        }
     }
 
     fn subscribe(&self, topic: usize, mut receiver: Receiver) -> Result<()> {
@@ -290,6 +310,7 @@ impl Broker for Opened {
 
     fn follow(&self, topic: usize, receiver: &mut Receiver, messages: u64) -> Result<()> {
         self.streams()?;
+        self.needs_topic(topic)?;
         self.runtime.block_on(async {
             let kept = self.consume(topic, DeliverPolicy::All).await?;
             deliver(kept, receiver, messages, PATIENCE).await;

@@ -36,6 +36,7 @@
 //! | choose what a commit survives | [`Durability`], [`Store::sync`], [`Store::snapshot_durable`] |
 //! | commit without waiting for the disk | [`Store::write_async`], [`CommitFuture`] |
 //! | publish and subscribe in the same transactions | [`topic::Topics`], [`topic::TopicWrites`], [`topic::Group`] |
+//! | keep paths with revisions, watches and leases | [`tree::Trees`], [`tree::Tree`], [`tree::TreeWatch`] |
 //! | follow every commit | [`Store::changes`], [`Changes`] |
 //! | keep integers, text and tuples in order | [`TypedMap`], [`encoding`] |
 //! | look after a store | [`Store::check`], [`Store::copy`], [`Store::compact`], [`Store::stat`] |
@@ -65,6 +66,13 @@ mod typed;
 /// [`Topics`](topic::Topics) has the beginning; the guide is `docs/guide/topics.md`.
 pub mod topic {
     pub use duramen_topic::*;
+}
+
+/// Trees of paths with revisions, conditions, watches and leases, in the same transactions as maps and topics.
+///
+/// [`Trees`](tree::Trees) has the beginning; the guide is `docs/guide/trees.md`.
+pub mod tree {
+    pub use duramen_tree::*;
 }
 
 pub use codec::{CodecError, Counter, KeyFor, LeadingParts, ValueCodec};
@@ -102,6 +110,8 @@ mod documentation {
     mod topics {}
     #[doc = include_str!("../../docs/guide/groups.md")]
     mod groups {}
+    #[doc = include_str!("../../docs/guide/trees.md")]
+    mod trees {}
     #[doc = include_str!("../../docs/guide/cookbook.md")]
     mod cookbook {}
     #[doc = include_str!("../../docs/guide/coming-from.md")]

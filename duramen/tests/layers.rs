@@ -1,4 +1,4 @@
-//! The modules of the engine and of the topics are layers: each may import only from those that the `lib.rs` of its crate
+//! The modules of the engine, the topics and the trees are layers: each may import only from those that the `lib.rs` of its crate
 //! declares before it. (Test modules may import anything, and comments may name anything.)
 
 use std::path::{Path, PathBuf};
@@ -75,6 +75,11 @@ fn no_module_of_the_engine_imports_from_a_later_one() {
 #[test]
 fn no_module_of_the_topics_imports_from_a_later_one() {
     check("topic", 70);
+}
+
+#[test]
+fn no_module_of_the_trees_imports_from_a_later_one() {
+    check("tree", 15);
 }
 
 #[test]

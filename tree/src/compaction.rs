@@ -13,7 +13,7 @@ use crate::view::check_revision;
 use crate::writes::TreeWrites;
 
 impl TreeWrites<'_> {
-    /// Makes a revision the first one that can be read. A revision that is compacted already changes nothing.
+    /// Makes a revision the first that can be read. A revision that is compacted already changes nothing.
     ///
     /// # Errors
     /// [`crate::TreeError::FutureRevision`].

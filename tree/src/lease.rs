@@ -192,7 +192,7 @@ impl TreeWrites<'_> {
         Ok(self.stored_lease(id)?.lease(id, self.lease_time()?))
     }
 
-    /// A lease that has not expired: the nodes of one that has may be deleted in part already.
+    /// A lease that has not expired: after its end some of its nodes may be deleted already.
     fn living_lease(&self, id: u64) -> Result<Stored> {
         let stored = self.stored_lease(id)?;
         match stored.deadline_ms > self.lease_time()? {

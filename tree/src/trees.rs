@@ -16,7 +16,7 @@ use crate::worker::Worker;
 
 const FIRST_ID: u32 = 1;
 
-/// The trees of a store. Handles are cheap to clone; the last one that is dropped ends the background thread.
+/// The trees of a store. Handles are cheap to clone; dropping the last handle ends the background thread.
 #[derive(Clone, Debug)]
 pub struct Trees {
     home: Arc<Home>,

@@ -11,7 +11,7 @@ use crate::statistics::{Spread, ratios, spread};
 use crate::workloads::BY_LIMIT;
 
 /// Peers that are not stores. They show the cost of something, and no peer leads or loses against them.
-pub const NO_STORES: [&str; 3] = ["btreemap", "null", "tonic-floor"];
+pub const NO_STORES: [&str; 4] = ["btreemap", "null", "tonic-floor", "tonic-floor-apart"];
 
 /// One phase of one workload in one class.
 pub struct Row<'a> {

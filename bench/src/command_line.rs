@@ -106,6 +106,9 @@ enum Command {
     /// A driver in the line protocol for a peer of the lab, as `served-lmdb`.
     #[command(hide = true)]
     Serve { name: String },
+    /// A gRPC server with its store in a directory, or the floor; prints its address and ends with its standard input.
+    #[command(hide = true)]
+    GrpcServer { directory: Option<std::path::PathBuf> },
     /// One of several processes that share a store.
     #[command(hide = true)]
     Member {
@@ -234,6 +237,10 @@ pub fn run() -> Result<ExitCode> {
             let (peer, fault) = drivers::served_parts(&name)?;
             let mut server = drivers::Server::new(peers::one(peer)?, &name, fault);
             server.serve(std::io::stdin().lock(), std::io::stdout().lock())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::GrpcServer { directory } => {
+            crate::brokers::grpc::serve(directory.as_deref())?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Member {

@@ -1,6 +1,7 @@
 //! Conditions on nodes.
 
 use duramen_engine::Result;
+use duramen_topic::bytes::{Reader, put_bytes, put_number};
 
 use crate::error::TreeError;
 use crate::limits::CONDITION_DEPTH_MAX;
@@ -21,6 +22,18 @@ pub enum Compare {
 }
 
 impl Compare {
+    fn read(reader: &mut Reader<'_>) -> Result<Compare> {
+        let how = reader.byte()?;
+        let number = reader.number()?;
+        Ok(match how {
+            0 => Compare::Equal(number),
+            1 => Compare::NotEqual(number),
+            2 => Compare::Less(number),
+            3 => Compare::Greater(number),
+            _ => return Err(reader.damaged("compares in an unknown way")),
+        })
+    }
+
     fn holds(self, number: u64) -> bool {
         match self {
             Compare::Equal(other) => number == other,
@@ -84,11 +97,94 @@ impl Condition {
         }
     }
 
+    /// Appends the bytes of the condition.
+    pub(crate) fn push(&self, out: &mut Vec<u8>) {
+        let compare = |out: &mut Vec<u8>, tag: u8, compare: &Compare| {
+            let (how, number) = match compare {
+                Compare::Equal(number) => (0, number),
+                Compare::NotEqual(number) => (1, number),
+                Compare::Less(number) => (2, number),
+                Compare::Greater(number) => (3, number),
+            };
+            out.extend([tag, how]);
+            put_number(out, *number);
+        };
+        let several = |out: &mut Vec<u8>, tag: u8, all: &[Condition]| {
+            out.push(tag);
+            put_number(out, all.len() as u64);
+            all.iter().for_each(|condition| condition.push(out));
+        };
+        match self {
+            Condition::Exists => out.push(0),
+            Condition::Missing => out.push(1),
+            Condition::Payload(payload) => {
+                out.push(2);
+                put_bytes(out, payload);
+            }
+            Condition::PayloadOrder(order, payload) => {
+                out.extend([3, (*order as i8 + 1) as u8]);
+                put_bytes(out, payload);
+            }
+            Condition::Version(number) => compare(out, 4, number),
+            Condition::CreateRevision(number) => compare(out, 5, number),
+            Condition::Revision(number) => compare(out, 6, number),
+            Condition::Lease(number) => compare(out, 7, number),
+            Condition::Children(number) => compare(out, 8, number),
+            Condition::ChildrenVersion(number) => compare(out, 9, number),
+            Condition::Not(condition) => {
+                out.push(10);
+                condition.push(out);
+            }
+            Condition::All(all) => several(out, 11, all),
+            Condition::Any(all) => several(out, 12, all),
+        }
+    }
+
+    /// Reads the bytes of a condition.
+    pub(crate) fn read(reader: &mut Reader<'_>, depth: usize) -> Result<Condition> {
+        let inner = depth
+            .checked_sub(1)
+            .ok_or_else(|| reader.damaged("has too many conditions inside each other"))?;
+        Ok(match reader.byte()? {
+            0 => Condition::Exists,
+            1 => Condition::Missing,
+            2 => Condition::Payload(reader.long()?.to_vec()),
+            3 => {
+                let order = reader.byte()?.cmp(&1);
+                Condition::PayloadOrder(order, reader.long()?.to_vec())
+            }
+            4 => Condition::Version(Compare::read(reader)?),
+            5 => Condition::CreateRevision(Compare::read(reader)?),
+            6 => Condition::Revision(Compare::read(reader)?),
+            7 => Condition::Lease(Compare::read(reader)?),
+            8 => Condition::Children(Compare::read(reader)?),
+            9 => Condition::ChildrenVersion(Compare::read(reader)?),
+            10 => Condition::Not(Box::new(Condition::read(reader, inner)?)),
+            tag @ (11 | 12) => {
+                let count = reader.number()?;
+                let all = (0..count)
+                    .map(|_| Condition::read(reader, inner))
+                    .collect::<Result<_>>()?;
+                if tag == 11 {
+                    Condition::All(all)
+                } else {
+                    Condition::Any(all)
+                }
+            }
+            _ => return Err(reader.damaged("has an unknown condition")),
+        })
+    }
+
     /// Whether the condition holds for a path.
     pub(crate) fn holds<R: Rows>(&self, reading: &Reading<'_, R>, path: &[u8]) -> Result<bool> {
+        self.holds_as(reading, path, reading.node(path)?)
+    }
+
+    /// Whether the condition would hold for a path with this node.
+    pub(crate) fn holds_as<R: Rows>(&self, reading: &Reading<'_, R>, path: &[u8], node: Option<Node>) -> Result<bool> {
         self.check()?;
         let found = Found {
-            node: reading.node(path)?,
+            node,
             children: match self.asks_for_children() {
                 true => reading.children(Some(path))?,
                 false => Children::default(),
@@ -167,6 +263,14 @@ mod tests {
             (Condition::Not(Box::new(Condition::Not(Box::new(three)))), true),
         ] {
             assert_eq!(condition.holds_for(&found), holds, "{condition:?}");
+            let mut bytes = Vec::new();
+            condition.push(&mut bytes);
+            let mut reader = Reader::new(&bytes, "a test");
+            assert_eq!(Condition::read(&mut reader, CONDITION_DEPTH_MAX).unwrap(), condition);
+            reader.end().unwrap();
+            for cut in 0..bytes.len() {
+                assert!(Condition::read(&mut Reader::new(&bytes[..cut], "a test"), CONDITION_DEPTH_MAX).is_err());
+            }
         }
         let deep = (1..CONDITION_DEPTH_MAX).fold(Condition::Exists, |inner, _| Condition::Not(Box::new(inner)));
         assert!(deep.check().is_ok());

@@ -111,6 +111,48 @@ pub enum TreeError {
         /// The newest revision.
         newest: u64,
     },
+    /// The quota of a path is used up.
+    #[error(
+        "the quota of {path:?} is reached: {nodes} nodes, and {bytes} bytes of paths and payloads; delete nodes there, or set \
+         a larger quota"
+    )]
+    QuotaReached {
+        /// The path with the quota, as text.
+        path: String,
+        /// Most nodes.
+        nodes: u64,
+        /// Most bytes.
+        bytes: u64,
+    },
+    /// A rule that the tree does not have.
+    #[error("the tree has no {kind} {name:?}")]
+    UnknownRule {
+        /// What the rule is.
+        kind: &'static str,
+        /// The requested name.
+        name: String,
+    },
+    /// The topic of a trigger does not exist.
+    #[error(
+        "the trigger {trigger:?} publishes to the topic {topic:?}, and there is none of this name; create the topic, or remove \
+         the trigger"
+    )]
+    TriggerTopic {
+        /// The trigger.
+        trigger: String,
+        /// The topic.
+        topic: String,
+    },
+    /// A node that cannot be kept, because a condition of it does not hold.
+    #[error(
+        "{path:?} cannot be kept while a condition holds for {watched:?}: it does not hold now; make it hold first"
+    )]
+    NotKept {
+        /// The path of the node, as text.
+        path: String,
+        /// The path of the condition, as text.
+        watched: String,
+    },
     /// The payload is too large.
     #[error("the payload of {path:?} has {bytes} bytes, and {max} is the most; store it in a map and refer to it")]
     PayloadTooLarge {
@@ -132,9 +174,15 @@ impl TreeError {
         }
     }
 
+    /// Whether a change that is refused with this error has written nothing.
+    pub(crate) fn is_of_an_untouched_tree(&self) -> bool {
+        !matches!(self, TreeError::TriggerTopic { .. })
+    }
+
     fn kind(&self) -> Kind {
         match self {
             TreeError::LeaseGone { .. } => Kind::Lost,
+            TreeError::QuotaReached { .. } => Kind::MakeSpace,
             _ => Kind::FixTheCall,
         }
     }

@@ -11,6 +11,7 @@
 mod limits;
 
 mod error;
+mod turns;
 mod worker;
 
 mod path;
@@ -23,6 +24,8 @@ mod state;
 
 mod read;
 
+mod rules;
+
 mod shared;
 
 mod condition;
@@ -34,6 +37,7 @@ mod lease;
 mod view;
 
 mod compaction;
+mod definitions;
 mod watch;
 
 mod tree;
@@ -47,6 +51,7 @@ pub use lease::Lease;
 pub use limits::{CONDITION_DEPTH_MAX, PATH_BYTES_MAX, PATTERN_NAMES_MAX, PAYLOAD_BYTES_MAX, TREE_NAME_BYTES_MAX};
 pub use node::{ChangeKind, Children, Node};
 pub use pattern::Pattern;
+pub use rules::{Projection, Quota, QuotaUse, Trigger};
 pub use tree::Tree;
 pub use trees::{Trees, TreesOptions};
 pub use view::{Child, TreeView};

@@ -50,6 +50,12 @@ pub(crate) fn names(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|byte| *byte == SEPARATOR)
 }
 
+/// Whether a path is another one, or below it.
+pub(crate) fn is_within(path: &[u8], top: &[u8]) -> bool {
+    path.strip_prefix(top)
+        .is_some_and(|rest| rest.first().is_none_or(|byte| *byte == SEPARATOR))
+}
+
 /// The bytes between which all paths below a path lie: from `path/` up to the byte after it.
 pub(crate) fn below(path: &[u8]) -> (Vec<u8>, Vec<u8>) {
     ([path, &[SEPARATOR]].concat(), [path, &[SEPARATOR + 1]].concat())

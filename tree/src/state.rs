@@ -15,6 +15,10 @@ pub(crate) struct State {
     pub(crate) first: u64,
     /// Revision and sub of the first change that may still have a row. Those before `first` are being removed.
     pub(crate) removed: (u64, u32),
+    /// How often triggers, projections and quotas were changed; 0: there were never any.
+    pub(crate) rules: u64,
+    /// Nodes that are kept while conditions hold.
+    pub(crate) kept: u64,
 }
 
 impl State {
@@ -22,11 +26,14 @@ impl State {
         revision: FIRST_REVISION,
         first: FIRST_REVISION,
         removed: (FIRST_REVISION, 0),
+        rules: 0,
+        kept: 0,
     };
 
     pub(crate) fn encode(self) -> Vec<u8> {
         let mut row = Vec::new();
-        for number in [self.revision, self.first, self.removed.0, self.removed.1.into()] {
+        let (revision, sub) = self.removed;
+        for number in [self.revision, self.first, revision, sub.into(), self.rules, self.kept] {
             put_number(&mut row, number);
         }
         row
@@ -42,6 +49,8 @@ impl State {
                 let sub = u32::try_from(reader.number()?);
                 (revision, sub.map_err(|_| reader.damaged("has a large sub"))?)
             },
+            rules: reader.number()?,
+            kept: reader.number()?,
         };
         reader.end()?;
         Ok(state)

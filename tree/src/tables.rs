@@ -9,6 +9,11 @@
 //! versions   id path' revision                -> sub of the change that replaced or deleted the node of the path
 //! children   id parent' name                  -> empty
 //! parents    id parent'                       -> number of children, and version of the list of children
+//! rules      id 00 name                       -> a trigger (see `rules`)
+//!            id 01 name                       -> a projection
+//!            id 02 path                       -> a quota, and what counts for it
+//!            id 03 path                       -> conditions while which the node of the path is kept (see `keep`)
+//!            id 04 path' keeper               -> empty; the node of the path `keeper` has a condition on this path
 //! leases     id 00 lease                      -> a lease (see `lease`)
 //!            id 01 deadline lease             -> empty
 //!            id 02 lease path                 -> empty
@@ -29,6 +34,15 @@ pub(crate) const NAME: u8 = 0;
 pub(crate) const NEXT_ID: [u8; 1] = [1];
 const STATE: u8 = 2;
 
+/// Tags of the rows of `rules`.
+pub(crate) const TRIGGER: u8 = 0;
+pub(crate) const PROJECTION: u8 = 1;
+pub(crate) const QUOTA: u8 = 2;
+const KEPT: u8 = 3;
+const WATCHED: u8 = 4;
+/// Rules that each change asks for.
+pub(crate) const RULE_TAGS: [u8; 3] = [TRIGGER, PROJECTION, QUOTA];
+
 /// Tags of the rows of `leases`.
 const LEASE: u8 = 0;
 const DEADLINE: u8 = 1;
@@ -45,6 +59,7 @@ pub(crate) struct Tables {
     pub(crate) children: Map,
     pub(crate) parents: Map,
     pub(crate) leases: Map,
+    pub(crate) rules: Map,
 }
 
 impl Tables {
@@ -66,6 +81,7 @@ impl Tables {
             children: map("tree.children")?,
             parents: map("tree.parents")?,
             leases: map("tree.leases")?,
+            rules: map("tree.rules")?,
         })
     }
 
@@ -75,7 +91,7 @@ impl Tables {
     }
 
     /// The maps with rows of single trees.
-    pub(crate) fn of_trees(&self) -> [&Map; 6] {
+    pub(crate) fn of_trees(&self) -> [&Map; 7] {
         [
             &self.nodes,
             &self.changes,
@@ -83,6 +99,7 @@ impl Tables {
             &self.children,
             &self.parents,
             &self.leases,
+            &self.rules,
         ]
     }
 }
@@ -195,7 +212,38 @@ pub(crate) fn child_key(id: u32, parent: Option<&[u8]>, name: &[u8]) -> Vec<u8> 
     key
 }
 
-fn lease_row(id: u32, tag: u8) -> Vec<u8> {
+/// Prefix of the keys of the rules of a kind.
+pub(crate) fn rule_prefix(id: u32, tag: u8) -> Vec<u8> {
+    tagged(id, tag)
+}
+
+/// Key of a rule with a name or a path.
+pub(crate) fn rule_key(id: u32, tag: u8, name: &[u8]) -> Vec<u8> {
+    let mut key = tagged(id, tag);
+    key.extend_from_slice(name);
+    key
+}
+
+/// Key of the conditions while which a node is kept.
+pub(crate) fn kept_key(id: u32, path: &[u8]) -> Vec<u8> {
+    rule_key(id, KEPT, path)
+}
+
+/// Prefix of the keys of the nodes with a condition on a path.
+pub(crate) fn keepers_prefix(id: u32, path: &[u8]) -> Vec<u8> {
+    let mut key = tagged(id, WATCHED);
+    push_ended(&mut key, path);
+    key
+}
+
+/// Key of a node with a condition on a path.
+pub(crate) fn keeper_key(id: u32, path: &[u8], keeper: &[u8]) -> Vec<u8> {
+    let mut key = keepers_prefix(id, path);
+    key.extend_from_slice(keeper);
+    key
+}
+
+fn tagged(id: u32, tag: u8) -> Vec<u8> {
     let mut key = id.to_be_bytes().to_vec();
     key.push(tag);
     key
@@ -203,24 +251,24 @@ fn lease_row(id: u32, tag: u8) -> Vec<u8> {
 
 /// Key of the clock of the leases of a tree.
 pub(crate) fn clock_key(id: u32) -> Vec<u8> {
-    lease_row(id, CLOCK)
+    tagged(id, CLOCK)
 }
 
 /// Prefix of the keys of all leases of a tree.
 pub(crate) fn leases_prefix(id: u32) -> Vec<u8> {
-    lease_row(id, LEASE)
+    tagged(id, LEASE)
 }
 
 /// Key of a lease.
 pub(crate) fn lease_key(id: u32, lease: u64) -> Vec<u8> {
-    let mut key = lease_row(id, LEASE);
+    let mut key = tagged(id, LEASE);
     key.extend(lease.to_be_bytes());
     key
 }
 
 /// Prefix of the keys of the deadlines of a tree.
 pub(crate) fn deadlines_prefix(id: u32) -> Vec<u8> {
-    lease_row(id, DEADLINE)
+    tagged(id, DEADLINE)
 }
 
 /// Key of the deadline of a lease.
@@ -245,7 +293,7 @@ pub(crate) fn deadline_of(key: &[u8]) -> Result<(u64, u64)> {
 
 /// Prefix of the keys of the paths that are attached to a lease.
 pub(crate) fn attached_prefix(id: u32, lease: u64) -> Vec<u8> {
-    let mut key = lease_row(id, ATTACHED);
+    let mut key = tagged(id, ATTACHED);
     key.extend(lease.to_be_bytes());
     key
 }

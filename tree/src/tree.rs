@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use duramen_engine::{Result, Transaction, TransactionOptions};
+use duramen_engine::{Error, Result, Transaction, TransactionOptions};
 
 use crate::commit::{Committed, TreeCommit};
 use crate::condition::Condition;
+use crate::error::TreeError;
 use crate::lease::{Lease, LeaseClock, STORED_EVERY, first_deadline};
 use crate::node::{Children, Node};
 use crate::pattern::Pattern;
 use crate::shared::Shared;
+use crate::turns::Turns;
 use crate::view::{Child, TreeView};
 use crate::watch::{TreeWatch, WatchOptions};
 use crate::writes::TreeWrites;
@@ -25,11 +27,36 @@ use crate::writes::TreeWrites;
 #[derive(Clone, Debug)]
 pub struct Tree {
     shared: Arc<Shared>,
+    turns: Arc<Turns<Change, Result<Answer>>>,
+}
+
+/// A change by a single call, which can be done again when its transaction fails.
+type Change = Box<dyn FnMut(&mut TreeWrites<'_>) -> Result<Answer> + Send>;
+
+/// What such a change returns.
+#[derive(Debug)]
+enum Answer {
+    Node(Option<Node>),
+    Holds(bool),
+}
+
+impl Answer {
+    fn node(self) -> Option<Node> {
+        match self {
+            Answer::Node(node) => node,
+            Answer::Holds(_) => None,
+        }
+    }
+
+    fn holds(self) -> bool {
+        matches!(self, Answer::Holds(true))
+    }
 }
 
 impl Tree {
     pub(crate) fn new(shared: Arc<Shared>) -> Tree {
-        Tree { shared }
+        let turns = Arc::default();
+        Tree { shared, turns }
     }
 
     /// Its name.
@@ -136,12 +163,47 @@ impl Tree {
         TreeWrites::begin(&self.shared, tx)
     }
 
+    /// Does a change of a single call, together with those of other threads.
+    fn change(&self, change: impl FnMut(&mut TreeWrites<'_>) -> Result<Answer> + Send + 'static) -> Result<Answer> {
+        match self
+            .turns
+            .take(Box::new(change), &|changes| self.together(changes).ok())
+        {
+            Ok(answer) => answer,
+            Err(change) => {
+                let answers = self.together(&mut [change])?;
+                answers.into_iter().next().expect("an answer for each change")
+            }
+        }
+    }
+
+    /// Does changes in one transaction, each with a revision of its own.
+    fn together(&self, changes: &mut [Change]) -> Result<Vec<Result<Answer>>> {
+        let options = TransactionOptions::new().exclusive();
+        let mut answers = Vec::with_capacity(changes.len());
+        self.shared.store.transact_with(options, |tx| {
+            for change in changes.iter_mut() {
+                match change(&mut TreeWrites::begin(&self.shared, tx)?) {
+                    Err(error) if !TreeError::of(&error).is_some_and(TreeError::is_of_an_untouched_tree) => {
+                        return Err(error);
+                    }
+                    answer => answers.push(answer),
+                }
+            }
+            Ok::<_, Error>(())
+        })?;
+        Ok(answers)
+    }
+
     /// Stores a payload, whether there is a node or not. Returns the node before.
     ///
     /// # Errors
     /// As [`TreeWrites::put`].
     pub fn put(&self, path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>) -> Result<Option<Node>> {
-        self.transact(|tree| tree.put(path, payload))
+        let (path, payload) = owned(path, payload);
+        Ok(self
+            .change(move |tree| tree.put(&path, &payload).map(Answer::Node))?
+            .node())
     }
 
     /// Stores a payload in all nodes whose paths have a pattern; they keep their leases. Returns how many there are.
@@ -157,7 +219,9 @@ impl Tree {
     /// # Errors
     /// As [`TreeWrites::create`].
     pub fn create(&self, path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>) -> Result<()> {
-        self.transact(|tree| tree.create(path, payload))
+        let (path, payload) = owned(path, payload);
+        self.change(move |tree| tree.create(&path, &payload).map(|()| Answer::Holds(true)))
+            .map(drop)
     }
 
     /// Replaces the payload of a node, which keeps its lease. Returns the node before.
@@ -165,7 +229,9 @@ impl Tree {
     /// # Errors
     /// As [`TreeWrites::update`].
     pub fn update(&self, path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>) -> Result<Node> {
-        self.transact(|tree| tree.update(path, payload))
+        let (path, payload) = owned(path, payload);
+        let updated = self.change(move |tree| tree.update(&path, &payload).map(Some).map(Answer::Node))?;
+        Ok(updated.node().expect("an update returns the node before"))
     }
 
     /// Replaces the payload of a node that holds another one.
@@ -178,7 +244,10 @@ impl Tree {
         expected: impl AsRef<[u8]>,
         payload: impl AsRef<[u8]>,
     ) -> Result<()> {
-        self.transact(|tree| tree.compare_and_swap(path, expected, payload))
+        let ((path, payload), expected) = (owned(path, payload), expected.as_ref().to_vec());
+        let swap = move |tree: &mut TreeWrites<'_>| tree.compare_and_swap(&path, &expected, &payload);
+        self.change(move |tree| swap(tree).map(|()| Answer::Holds(true)))
+            .map(drop)
     }
 
     /// Stores a payload if a condition on the node holds. Returns whether it did.
@@ -186,13 +255,15 @@ impl Tree {
     /// # Errors
     /// [`crate::TreeError::InvalidCondition`], and those of [`TreeWrites::put`].
     pub fn put_if(&self, path: impl AsRef<[u8]>, condition: &Condition, payload: impl AsRef<[u8]>) -> Result<bool> {
-        self.transact(|tree| {
-            let holds = tree.holds(&path, condition)?;
+        let ((path, payload), condition) = (owned(path, payload), condition.clone());
+        let change = move |tree: &mut TreeWrites<'_>| {
+            let holds = tree.holds(&path, &condition)?;
             if holds {
-                tree.put(&path, payload)?;
+                tree.put(&path, &payload)?;
             }
-            Ok(holds)
-        })
+            Ok(Answer::Holds(holds))
+        };
+        Ok(self.change(change)?.holds())
     }
 
     /// Empties the payload of a node, and keeps the node. Returns whether there is one.
@@ -200,7 +271,10 @@ impl Tree {
     /// # Errors
     /// As [`TreeWrites::clear_payload`].
     pub fn clear_payload(&self, path: impl AsRef<[u8]>) -> Result<bool> {
-        self.transact(|tree| tree.clear_payload(path))
+        let path = path.as_ref().to_vec();
+        Ok(self
+            .change(move |tree| tree.clear_payload(&path).map(Answer::Holds))?
+            .holds())
     }
 
     /// Deletes the node of a path, and nothing below it. Returns the node.
@@ -208,7 +282,8 @@ impl Tree {
     /// # Errors
     /// As [`TreeWrites::delete`].
     pub fn delete(&self, path: impl AsRef<[u8]>) -> Result<Option<Node>> {
-        self.transact(|tree| tree.delete(path))
+        let path = path.as_ref().to_vec();
+        Ok(self.change(move |tree| tree.delete(&path).map(Answer::Node))?.node())
     }
 
     /// Deletes the node of a path and all nodes below it. Returns how many.
@@ -303,4 +378,8 @@ impl Tree {
         let clock = LeaseClock::read(&snapshot, leases, self.shared.id)?;
         Ok(clock.is_none_or(|clock| clock.since(shared) >= STORED_EVERY || clock.at(shared).millis() >= deadline))
     }
+}
+
+fn owned(path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>) -> (Vec<u8>, Vec<u8>) {
+    (path.as_ref().to_vec(), payload.as_ref().to_vec())
 }

@@ -33,7 +33,7 @@ struct Home {
 struct Open {
     store: Store,
     tables: Tables,
-    known: Mutex<HashMap<u32, Arc<Shared>>>,
+    known: Mutex<HashMap<u32, Tree>>,
 }
 
 /// How trees are opened.
@@ -145,12 +145,12 @@ impl Open {
 
     fn tree(&self, id: u32, name: &str) -> Result<Tree> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(shared) = known.get(&id) {
-            return Ok(Tree::new(shared.clone()));
+        if let Some(tree) = known.get(&id) {
+            return Ok(tree.clone());
         }
-        let shared = Arc::new(Shared::new(&self.store, &self.tables, id, name)?);
-        known.insert(id, shared.clone());
-        Ok(Tree::new(shared))
+        let tree = Tree::new(Arc::new(Shared::new(&self.store, &self.tables, id, name)?));
+        known.insert(id, tree.clone());
+        Ok(tree)
     }
 
     fn list(&self) -> Result<Vec<(String, u32)>> {

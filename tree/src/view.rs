@@ -63,6 +63,11 @@ impl TreeView {
         })
     }
 
+    /// The snapshot, and the tree.
+    pub(crate) fn place(&self) -> (&Snapshot, &Shared) {
+        (&self.snapshot, &self.tree)
+    }
+
     fn reading(&self) -> Reading<'_, Snapshot> {
         self.tree.reading_at(&*self.snapshot, self.at)
     }

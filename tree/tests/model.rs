@@ -9,8 +9,8 @@ use std::time::Duration;
 use duramen_engine::{Durability, Maintenance, Options, Store};
 use duramen_io::SimDisk;
 use duramen_tree::{
-    ChangeKind, Compare, Condition, Event, LeaseChange, Node, Pattern, Tree, TreeError, TreeView, TreeWatch, Trees,
-    TreesOptions, WatchOptions,
+    ChangeKind, Compare, Condition, Event, LeaseChange, Node, Pattern, Projection, Quota, Tree, TreeError, TreeView,
+    TreeWatch, Trees, TreesOptions, WatchOptions,
 };
 
 type Nodes = BTreeMap<Vec<u8>, Node>;
@@ -140,7 +140,49 @@ impl Run {
             watched: 2,
         };
         run.open();
+        let projection = Projection {
+            pattern: "**/b/**".parse().unwrap(),
+            map: "projected".into(),
+        };
+        let quota = Quota {
+            nodes: u64::MAX,
+            bytes: u64::MAX,
+        };
+        run.tree()
+            .transact(|tree| {
+                tree.set_projection("projected", &projection)?;
+                tree.set_quota("a", quota)
+            })
+            .unwrap();
         run
+    }
+
+    /// Projection and quota are those of the newest nodes.
+    fn check_rules(&self) {
+        let view = self.tree().view().unwrap();
+        let (_, projection) = view.projections().unwrap().remove(0);
+        let nodes = self.model.now();
+        let expected: BTreeMap<_, _> = nodes
+            .iter()
+            .filter(|(path, _)| projection.pattern.matches(path))
+            .map(|(path, node)| (path.clone(), node.payload.clone()))
+            .collect();
+        let store = self.store.as_ref().unwrap();
+        let (map, snapshot) = (store.map("projected").unwrap(), store.snapshot().unwrap());
+        let pairs: BTreeMap<_, _> = snapshot
+            .range(&map, ..)
+            .unwrap()
+            .iter()
+            .map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())).unwrap())
+            .collect();
+        assert!(pairs == expected);
+        let used = view.quotas().unwrap().remove(0);
+        let counted = nodes.iter().filter(|(path, _)| is_within(path, b"a"));
+        let bytes: usize = counted
+            .clone()
+            .map(|(path, node)| path.len() + node.payload.len())
+            .sum();
+        assert_eq!((used.nodes, used.bytes), (counted.count() as u64, bytes as u64));
     }
 
     fn open(&mut self) {
@@ -329,6 +371,7 @@ impl Run {
         assert_eq!(view.first_revision(), self.model.first);
         let revision = self.rng.u64(self.model.first..=self.model.revision());
         self.check_view(&view, self.model.revision());
+        self.check_rules();
         self.check_view(&view.at_revision(revision).unwrap(), revision);
         assert!(view.at_revision(self.model.revision() + 1).is_err());
         if self.model.first > 1 {

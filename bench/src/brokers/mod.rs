@@ -3,7 +3,7 @@
 pub mod channels;
 pub mod duramen;
 pub mod faulty;
-mod grpc;
+pub mod grpc;
 mod nats;
 pub mod null;
 mod redis;
@@ -14,8 +14,10 @@ use crate::peer::Driver;
 /// Brokers that are not stores, in the order of the reports.
 pub const ALL: &[&dyn Driver] = &[
     &channels::Channels,
-    &grpc::DuramenGrpc,
-    &grpc::TonicFloor,
+    &grpc::DuramenGrpc(grpc::Shape::Together),
+    &grpc::DuramenGrpc(grpc::Shape::Apart),
+    &grpc::TonicFloor(grpc::Shape::Together),
+    &grpc::TonicFloor(grpc::Shape::Apart),
     &nats::Core,
     &nats::JetStream,
     &redis::Streams,

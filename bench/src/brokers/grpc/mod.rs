@@ -1,13 +1,15 @@
-//! Duramen's server through its Rust client, and the floor below it. Client and server share this process: the server has
-//! one serving thread, and listens on a free port of the loopback address.
+//! Duramen's server through its Rust client, and the floor below it. The server has one serving thread, and listens on a free
+//! port of the loopback address. It runs in the process of its clients, or in a process of its own (`-apart`).
 //!
 //! Calls from the lab's threads go through a runtime with one thread, which also calls the receivers. A [`Connection`]
 //! belongs to the runtime of its caller, so its requests wake no other thread of the client.
 
+mod apart;
 mod calls;
 mod floor;
 mod members;
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
@@ -24,16 +26,36 @@ use crate::peers::locked_version;
 const SUBSCRIBERS_MAX: usize = 4_000;
 const PAIRS: &str = "pairs";
 
+pub use apart::serve;
+
 /// The driver of Duramen's server.
-pub struct DuramenGrpc;
+pub struct DuramenGrpc(pub Shape);
 /// The driver of a server that acknowledges and stores nothing.
-pub struct TonicFloor;
+pub struct TonicFloor(pub Shape);
+
+/// Where the server runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// In the process of its clients.
+    Together,
+    /// In a process of its own.
+    Apart,
+}
+
+impl Shape {
+    fn name(self, name: &str) -> String {
+        match self {
+            Shape::Together => name.to_string(),
+            Shape::Apart => format!("{name}-apart"),
+        }
+    }
+}
 
 impl Driver for DuramenGrpc {
     fn describe(&self) -> Description {
         let versions = ["duramen-server", "duramen-client", "tonic"].map(locked_version);
         Description {
-            name: "duramen-grpc".to_string(),
+            name: self.0.name("duramen-grpc"),
             version: versions.join(", "),
             classes: vec![
                 (Class::Synced, "acknowledgement level synced".to_string()),
@@ -56,12 +78,7 @@ impl Driver for DuramenGrpc {
     }
 
     fn open_broker(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
-        let directory = directory.display().to_string();
-        let flags = [("data_dir", &*directory), ("listen", "127.0.0.1:0"), ("threads", "1")];
-        let config = Config::collect(&flags.map(|(name, value)| (name, value.to_string())), None)?;
-        let server = duramen_server::start(&config)?;
-        let address = server.listening().tcp.context("the server listens on TCP")?;
-        Opened::open(format!("http://{address}"), Server::Duramen(server), setting.class)
+        Opened::open(self.0, Some(directory), setting.class)
     }
 }
 
@@ -69,7 +86,7 @@ impl Driver for TonicFloor {
     fn describe(&self) -> Description {
         let nothing = "acknowledged at once, nothing is stored; shown in every class as the floor".to_string();
         Description {
-            name: "tonic-floor".to_string(),
+            name: self.0.name("tonic-floor"),
             version: locked_version("tonic"),
             classes: [Class::Synced, Class::Written, Class::None]
                 .map(|class| (class, nothing.clone()))
@@ -86,14 +103,28 @@ impl Driver for TonicFloor {
     }
 
     fn open_broker(&self, _directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
-        let floor = floor::Floor::start()?;
-        Opened::open(format!("http://{}", floor.address), Server::Floor(floor), setting.class)
+        Opened::open(self.0, None, setting.class)
     }
 }
 
 enum Server {
     Duramen(Running),
     Floor(floor::Floor),
+    Apart(apart::Apart),
+}
+
+/// Starts Duramen's server with its store in a directory, or the floor without one.
+fn start(directory: Option<&Path>) -> Result<(SocketAddr, Server)> {
+    let Some(directory) = directory else {
+        let floor = floor::Floor::start()?;
+        return Ok((floor.address, Server::Floor(floor)));
+    };
+    let directory = directory.display().to_string();
+    let flags = [("data_dir", &*directory), ("listen", "127.0.0.1:0"), ("threads", "1")];
+    let config = Config::collect(&flags.map(|(name, value)| (name, value.to_string())), None)?;
+    let server = duramen_server::start(&config)?;
+    let address = server.listening().tcp.context("the server listens on TCP")?;
+    Ok((address, Server::Duramen(server)))
 }
 
 struct Opened {
@@ -104,11 +135,20 @@ struct Opened {
     client: Client,
     topics: Vec<Topic>,
     server: Server,
+    has_store: bool,
 }
 
 impl Opened {
-    /// Opens a client of a server at an address.
-    fn open(address: String, server: Server, class: Class) -> Result<Box<dyn Broker>> {
+    /// Starts a server, with a store in a directory or without one, and opens a client of it.
+    fn open(shape: Shape, directory: Option<&Path>, class: Class) -> Result<Box<dyn Broker>> {
+        let (address, server) = match shape {
+            Shape::Together => start(directory)?,
+            Shape::Apart => {
+                let apart = apart::Apart::start(directory)?;
+                (apart.address, Server::Apart(apart))
+            }
+        };
+        let (address, has_store) = (format!("http://{address}"), directory.is_some());
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let level = match class {
             Class::Synced => Acknowledge::Synced,
@@ -121,7 +161,7 @@ impl Opened {
             let options = WriteOptions::new().acknowledge(level.max(Acknowledge::Written));
             Client::connect(&address)?.with(options)
         };
-        if let Server::Duramen(_) = server {
+        if has_store {
             runtime.block_on(client.create_map(PAIRS))?;
         }
         Ok(Box::new(Opened {
@@ -131,14 +171,15 @@ impl Opened {
             client,
             topics: Vec::new(),
             server,
+            has_store,
         }))
     }
 
     /// Returns whether a row needs what the server does not have.
     fn needs_store(&self) -> Result<()> {
-        match self.server {
-            Server::Duramen(_) => Ok(()),
-            Server::Floor(_) => bail!(Unsupported("acknowledges messages and keeps nothing")),
+        match self.has_store {
+            true => Ok(()),
+            false => bail!(Unsupported("acknowledges messages and keeps nothing")),
         }
     }
 
@@ -164,7 +205,7 @@ impl Broker for Opened {
     fn make_topics(&mut self, count: usize) -> Result<()> {
         for number in self.topics.len()..count {
             let name = topic_name(number);
-            if let Server::Duramen(_) = self.server {
+            if self.has_store {
                 let created = self.client.create_topic(&name, TopicOptions::default());
                 self.runtime.block_on(created)?;
             }
@@ -287,6 +328,7 @@ impl Broker for Opened {
         match server {
             Server::Duramen(server) => server.stop().context("stopping the server"),
             Server::Floor(floor) => floor.stop(),
+            Server::Apart(apart) => apart.stop(),
         }
     }
 }

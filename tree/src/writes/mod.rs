@@ -3,8 +3,15 @@
 //! All changes of a [`TreeWrites`] have one revision, and each path has at most one change in it: what several calls do to a path
 //! is one change from what was there before to what is there afterwards.
 
+mod effects;
+mod keep;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use duramen_engine::{Error, Result, Transaction};
 
+use self::effects::Effect;
 use crate::condition::Condition;
 use crate::error::TreeError;
 use crate::limits::PAYLOAD_BYTES_MAX;
@@ -12,6 +19,7 @@ use crate::node::{ChangeKind, ChangeRow, Children, Head, Node};
 use crate::path::{after_prefix, below, check, shown, split};
 use crate::pattern::Pattern;
 use crate::read::{PathRange, Reading};
+use crate::rules::Rules;
 use crate::shared::Shared;
 use crate::state::State;
 use crate::tables::{
@@ -28,6 +36,10 @@ pub struct TreeWrites<'t> {
     /// Whether the revision is that of these changes already.
     has_begun: bool,
     next_sub: u32,
+    pub(crate) rules: Arc<Rules>,
+    /// Paths of nodes that may have to end.
+    suspects: BTreeSet<Vec<u8>>,
+    is_ending: bool,
 }
 
 /// What a put does with the lease of a node.
@@ -45,12 +57,16 @@ pub enum LeaseChange {
 impl<'t> TreeWrites<'t> {
     pub(crate) fn begin(tree: &'t Shared, tx: &'t mut Transaction) -> Result<TreeWrites<'t>> {
         let state = tree.reading(tx).state(&tree.name)?;
+        let rules = tree.rules(tx, state.rules)?;
         Ok(TreeWrites {
             tree,
             tx,
             state,
             has_begun: false,
             next_sub: 0,
+            rules,
+            suspects: BTreeSet::new(),
+            is_ending: false,
         })
     }
 
@@ -117,6 +133,12 @@ impl<'t> TreeWrites<'t> {
                 lease
             }
         };
+        let effect = Effect {
+            path,
+            old_bytes: old_head.map(|head| head.payload.len()),
+            payload: Some(payload),
+        };
+        self.count_quotas(&effect)?;
         self.begin_revision()?;
         let revision = self.state.revision;
         self.note(ChangeKind::Put, path, old.as_deref())?;
@@ -136,6 +158,9 @@ impl<'t> TreeWrites<'t> {
         if lease != old_lease {
             self.attach(path, old_lease, lease)?;
         }
+        self.follow(&effect)?;
+        self.suspect_keepers_of(path)?;
+        self.end_unkept()?;
         old_head.map(|head| Ok(head.with_payload())).transpose()
     }
 
@@ -219,15 +244,25 @@ impl<'t> TreeWrites<'t> {
         let Some(old) = self.current(path)? else {
             return Ok(None);
         };
+        let head = Head::decode(&old)?;
+        let effect = Effect {
+            path,
+            old_bytes: Some(head.payload.len()),
+            payload: None,
+        };
+        self.count_quotas(&effect)?;
         self.begin_revision()?;
         self.note(ChangeKind::Delete, path, Some(&old))?;
         let tables = &self.tree.tables;
         self.tx.delete(&tables.nodes, node_key(self.tree.id, path))?;
-        let head = Head::decode(&old)?;
         self.attach(path, head.lease, 0)?;
         if self.reading().children(Some(path))?.count == 0 {
             self.unlink(path)?;
         }
+        self.follow(&effect)?;
+        self.forget_kept(path)?;
+        self.suspect_keepers_of(path)?;
+        self.end_unkept()?;
         Ok(Some(head.with_payload()))
     }
 
@@ -260,6 +295,7 @@ impl<'t> TreeWrites<'t> {
         } else {
             self.unlink(path)?;
         }
+        self.end_unkept()?;
         Ok(below + u64::from(is_node))
     }
 
@@ -349,6 +385,11 @@ impl<'t> TreeWrites<'t> {
         self.put_state()?;
         self.tx.ring(&self.tree.sequence);
         Ok(())
+    }
+
+    /// The revision of the next change.
+    fn next_revision(&self) -> u64 {
+        self.state.revision + u64::from(!self.has_begun)
     }
 
     pub(crate) fn put_state(&mut self) -> Result<()> {
@@ -446,6 +487,19 @@ impl<'t> TreeWrites<'t> {
             self.attach(&path, lease, 0)?;
         }
         let count = gone.len() as u64;
+        if !self.rules.is_empty() || self.state.kept > 0 {
+            for (path, old) in &gone {
+                let effect = Effect {
+                    path,
+                    old_bytes: Some(Head::decode(old)?.payload.len()),
+                    payload: None,
+                };
+                self.count_quotas(&effect)?;
+                self.follow(&effect)?;
+                self.forget_kept(path)?;
+                self.suspect_keepers_of(path)?;
+            }
+        }
         if !is_first {
             for (path, old) in &gone {
                 self.note(ChangeKind::Delete, path, Some(old))?;
@@ -489,6 +543,9 @@ impl<'t> TreeWrites<'t> {
             let tables = &self.tree.tables;
             self.tx.put(&tables.children, child_key(id, parent, name), b"")?;
             self.tx.put(&tables.parents, parent_key(id, parent), more.encode())?;
+            if let Some(parent) = parent {
+                self.suspect_keepers_of(parent)?;
+            }
             match parent {
                 Some(parent) if children.count == 0 && !self.reading().exists(parent)? => path = parent,
                 _ => return Ok(()),
@@ -511,6 +568,10 @@ impl<'t> TreeWrites<'t> {
             };
             let tables = &self.tree.tables;
             self.tx.delete(&tables.children, child_key(id, parent, name))?;
+            if let Some(parent) = parent {
+                self.suspect_keepers_of(parent)?;
+            }
+            let tables = &self.tree.tables;
             let key = parent_key(id, parent);
             match parent {
                 Some(parent) if fewer.count == 0 && !self.reading().exists(parent)? => {

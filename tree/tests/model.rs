@@ -428,6 +428,21 @@ impl Run {
         }
     }
 
+    /// The rows of compacted revisions are gone.
+    fn check_rows(&self) {
+        let store = self.store.as_ref().unwrap();
+        let count = |name: &str| {
+            let map = store.reserved_map(name).unwrap();
+            store.snapshot().unwrap().count(&map, ..).unwrap() as usize
+        };
+        let events = &self.model.events;
+        assert_eq!(count("tree.changes"), events.len());
+        assert_eq!(
+            count("tree.versions"),
+            events.iter().filter(|event| event.old.is_some()).count()
+        );
+    }
+
     /// The watch has returned all events, and no other.
     fn check_watch(&mut self) {
         let mut watch = self.watch.take().unwrap();
@@ -463,6 +478,8 @@ impl Run {
                     tree.transact(|tree| tree.compact(revision)).unwrap();
                 }
                 self.model.compact(revision);
+                self.trees.as_ref().unwrap().work().unwrap();
+                self.check_rows();
                 self.watch();
             }
             16..40 => self.check_watch(),

@@ -21,6 +21,22 @@ const COMMANDS: &[&[&str]] = &[
     &["topics", "configure"],
     &["topics", "create-on-use"],
     &["topics", "delete"],
+    &["tree"],
+    &["tree", "get"],
+    &["tree", "put"],
+    &["tree", "ls"],
+    &["tree", "rm"],
+    &["tree", "watch"],
+    &["tree", "txn"],
+    &["tree", "lease"],
+    &["tree", "lease", "grant"],
+    &["tree", "lease", "keep"],
+    &["tree", "lease", "revoke"],
+    &["tree", "lease", "list"],
+    &["tree", "export"],
+    &["tree", "import"],
+    &["tree", "compact"],
+    &["tree", "list"],
     &["groups"],
     &["groups", "create"],
     &["groups", "configure"],
@@ -67,6 +83,9 @@ duramen maps create shop empty
 duramen publish shop sales '1 apple' --create
 duramen publish shop sales '2 pears' --key order-7
 duramen groups create shop sales packers --tries 1 --dead-letters sales.dead
+duramen tree put shop web/port 80
+duramen tree put shop web/host example.com
+duramen tree put shop old/host example.org
 duramen dump shop > shop.dump
 gzip < shop.dump > shop.dump.gz
 ";
@@ -137,6 +156,8 @@ fn every_visible_command_is_tested_here() {
         &[][..],
         &["maps"],
         &["topics"],
+        &["tree"],
+        &["tree", "lease"],
         &["groups"],
         &["config"],
         &["cert"],

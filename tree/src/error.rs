@@ -7,6 +7,9 @@ use duramen_engine::{Error, Kind, Reason};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
+    /// The store never had a tree, and cannot get one because it was opened to read only.
+    #[error("the store has no trees, and was opened read-only; open it for writing to make one")]
+    NoTrees,
     /// No tree has this name.
     #[error("there is no tree named {name:?}; create it with `Trees::ensure`")]
     UnknownTree {

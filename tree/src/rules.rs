@@ -128,8 +128,8 @@ impl QuotaUse {
         })
     }
 
-    /// Counts a change of nodes and bytes. A change that takes more than there is room for is refused; one that takes less is not,
-    /// whatever there is.
+    /// Counts a change of nodes and bytes. A change that takes more is refused where there is no room for it. A change that
+    /// takes less never is.
     pub(crate) fn count(&mut self, nodes: i64, bytes: i64) -> Result<()> {
         self.nodes = self.nodes.saturating_add_signed(nodes);
         self.bytes = self.bytes.saturating_add_signed(bytes);

@@ -67,11 +67,7 @@ impl Tables {
     pub(crate) fn open(store: &Store) -> Result<Tables> {
         let map = |name: &str| match store.is_read_only() {
             false => store.reserved_map(name),
-            true => store.existing_reserved_map(name)?.ok_or_else(|| {
-                let cause = "the store has no trees, and was opened read-only";
-                let name = String::new();
-                TreeError::InvalidName { name, cause }.into()
-            }),
+            true => Ok(store.existing_reserved_map(name)?.ok_or(TreeError::NoTrees)?),
         };
         Ok(Tables {
             trees: map("tree.trees")?,

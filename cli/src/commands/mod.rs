@@ -25,6 +25,7 @@ mod token;
 mod topics;
 mod torture;
 mod tour;
+mod tree;
 mod watch;
 
 use clap::Subcommand;
@@ -44,6 +45,7 @@ pub enum Command {
     Watch(watch::Watch),
     Maps(maps::Maps),
     Topics(topics::Topics),
+    Tree(tree::Tree),
     Groups(groups::Groups),
     Publish(publish::Publish),
     Subscribe(subscribe::Subscribe),
@@ -80,6 +82,7 @@ impl Command {
             Command::Watch(watch) => watch.run(output),
             Command::Maps(maps) => maps.run(output),
             Command::Topics(topics) => topics.run(output),
+            Command::Tree(tree) => tree.run(output),
             Command::Groups(groups) => groups.run(output),
             Command::Publish(publish) => publish.run(output),
             Command::Subscribe(subscribe) => subscribe.run(output),

@@ -1,0 +1,205 @@
+//! `duramen tree`: reads, changes and watches trees.
+
+mod commit;
+mod lease;
+mod nodes;
+mod transfer;
+mod watching;
+
+use clap::{Args, Subcommand};
+use duramen::tree::{Node, Tree as TreeOfStore, TreeError, Trees, TreesOptions};
+use duramen::{Options, Store};
+use serde_json::{Value, json};
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::opening::{NotationArguments, StoreArguments};
+use crate::output::Output;
+use crate::text::Notation;
+
+const EXAMPLES: &str = r"Examples:
+  Store a node, read it, list what is below a path:
+    $ duramen tree put shop web/port 443
+    $ duramen tree get shop web/port
+    $ duramen tree ls shop web
+  The names of the trees of the store:
+    $ duramen tree list shop
+
+A tree has paths with payloads, revisions and leases; see docs/guide/trees.md.";
+
+const LIST_EXAMPLES: &str = r"Examples:
+  A line for each tree, with its revision:
+    $ duramen tree list shop
+    $ duramen tree list shop --json";
+
+const COMPACT_EXAMPLES: &str = r"Examples:
+  Forget what the tree was before revision 3; by default, before the newest revision:
+    $ duramen tree compact shop --revision 3
+    $ duramen tree compact shop";
+
+/// Read, change and watch trees: paths with revisions
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Tree {
+    #[command(subcommand)]
+    action: Action,
+}
+
+/// Which tree of which store.
+#[derive(Args, Debug)]
+struct TreeArguments {
+    #[command(flatten)]
+    store: StoreArguments,
+
+    /// The tree
+    #[arg(long, value_name = "NAME", default_value = "main")]
+    tree: String,
+
+    #[command(flatten)]
+    notation: NotationArguments,
+}
+
+#[derive(Subcommand, Debug)]
+enum Action {
+    Get(nodes::Get),
+    Put(nodes::Put),
+    Ls(nodes::Ls),
+    Rm(nodes::Rm),
+    Watch(watching::Watch),
+    Txn(commit::Txn),
+    Lease(lease::Lease),
+    Export(transfer::Export),
+    Import(transfer::Import),
+    /// Forget the changes before a revision
+    #[command(after_help = COMPACT_EXAMPLES)]
+    Compact {
+        #[command(flatten)]
+        place: TreeArguments,
+        /// The first revision that can be read afterwards (default: the newest)
+        #[arg(long, value_name = "REVISION")]
+        revision: Option<u64>,
+    },
+    /// List the trees
+    #[command(after_help = LIST_EXAMPLES)]
+    List {
+        #[command(flatten)]
+        store: StoreArguments,
+    },
+}
+
+impl Tree {
+    pub fn run(self, output: &mut Output) -> Outcome {
+        match self.action {
+            Action::Get(get) => get.run(output),
+            Action::Put(put) => put.run(output),
+            Action::Ls(ls) => ls.run(output),
+            Action::Rm(rm) => rm.run(output),
+            Action::Watch(watch) => watch.run(output),
+            Action::Txn(txn) => txn.run(output),
+            Action::Lease(lease) => lease.run(output),
+            Action::Export(export) => export.run(output),
+            Action::Import(import) => import.run(output),
+            Action::Compact { place, revision } => compact(&place.existing_to_write()?, revision, output),
+            Action::List { store } => list(&store.open_to_read()?, output),
+        }
+    }
+}
+
+/// A tree, and the store that it is in.
+struct Opened {
+    tree: TreeOfStore,
+    /// Open as long as the tree is used.
+    _trees: Trees,
+    notation: Notation,
+}
+
+impl TreeArguments {
+    /// Opens an existing tree for reading.
+    fn existing(&self) -> Outcome<Opened> {
+        self.of(&self.store.open_to_read()?)
+    }
+
+    /// Opens an existing tree.
+    fn existing_to_write(&self) -> Outcome<Opened> {
+        self.of(&self.store.open_to_write()?)
+    }
+
+    fn of(&self, store: &Store) -> Outcome<Opened> {
+        let unknown = || {
+            let message = format!("there is no tree named {:?}", self.tree);
+            Failure::wrong_call(message).hint("`duramen tree list DIR` shows the trees; `duramen tree put` makes one")
+        };
+        let trees = trees(store)?.ok_or_else(unknown)?;
+        let tree = trees.get(&self.tree)?.ok_or_else(unknown)?;
+        Ok(self.opened(trees, tree))
+    }
+
+    /// Opens a tree, and makes the store and the tree when they are missing.
+    fn existing_or_new(&self) -> Outcome<Opened> {
+        let store = self.store.open_or_create(Options::new())?;
+        let trees = Trees::open_with(&store, TreesOptions::new().background(false))?;
+        let tree = trees.ensure(&self.tree)?;
+        Ok(self.opened(trees, tree))
+    }
+
+    fn opened(&self, trees: Trees, tree: TreeOfStore) -> Opened {
+        Opened {
+            tree,
+            _trees: trees,
+            notation: self.notation.notation(),
+        }
+    }
+
+    fn path(&self, text: &str) -> Outcome<Vec<u8>> {
+        self.notation.notation().parse("path", text)
+    }
+}
+
+/// The trees of a store; `None`: it never had any.
+fn trees(store: &Store) -> Outcome<Option<Trees>> {
+    match Trees::open_with(store, TreesOptions::new().background(false)) {
+        Err(error) if matches!(TreeError::of(&error), Some(TreeError::NoTrees)) => Ok(None),
+        opened => Ok(Some(opened?)),
+    }
+}
+
+/// A node as JSON.
+fn object(notation: Notation, path: &[u8], node: &Node) -> Value {
+    json!({
+        "path": notation.show(path),
+        "payload": notation.show(&node.payload),
+        "version": node.version,
+        "create_revision": node.create_revision,
+        "revision": node.revision,
+        "lease": (node.lease > 0).then_some(node.lease),
+    })
+}
+
+fn compact(opened: &Opened, revision: Option<u64>, output: &mut Output) -> Outcome {
+    let revision = match revision {
+        Some(revision) => revision,
+        None => opened.tree.revision()?,
+    };
+    opened.tree.compact(revision)?;
+    let first = opened.tree.view()?.first_revision();
+    match output.is_json {
+        true => output.json(&json!({"first_revision": first}))?,
+        false => output.line(format_args!("the first revision is {first}"))?,
+    }
+    Ok(Exit::Done)
+}
+
+fn list(store: &Store, output: &mut Output) -> Outcome {
+    let Some(trees) = trees(store)? else {
+        return Ok(Exit::Done);
+    };
+    for name in trees.list()? {
+        let Some(tree) = trees.get(&name)? else { continue };
+        let view = tree.view()?;
+        let (revision, first) = (view.revision(), view.first_revision());
+        match output.is_json {
+            true => output.json(&json!({"tree": name, "revision": revision, "first_revision": first}))?,
+            false => output.line(format_args!("{name}\t{revision}"))?,
+        }
+    }
+    Ok(Exit::Done)
+}

@@ -137,18 +137,25 @@ pub(crate) fn change_of(key: &[u8]) -> Result<(u64, u32)> {
 
 /// Appends a path so that rows which go on after it stand together.
 fn push_ended(key: &mut Vec<u8>, path: &[u8]) {
-    for &byte in path {
-        key.push(byte);
-        if byte == 0 {
-            key.push(255);
+    for (number, part) in path.split(|byte| *byte == 0).enumerate() {
+        if number > 0 {
+            key.extend([0, 255]);
         }
+        key.extend_from_slice(part);
     }
     key.extend([0, 0]);
 }
 
+/// The beginning of a key of a tree, with room for a path.
+fn begun(id: u32, path: &[u8]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(path.len() + 24);
+    key.extend(id.to_be_bytes());
+    key
+}
+
 /// Prefix of the keys of the versions of a path.
 pub(crate) fn versions_prefix(id: u32, path: &[u8]) -> Vec<u8> {
-    let mut key = id.to_be_bytes().to_vec();
+    let mut key = begun(id, path);
     push_ended(&mut key, path);
     key
 }
@@ -179,7 +186,7 @@ pub(crate) fn version_of(key: &[u8]) -> Result<(Vec<u8>, u64)> {
 
 /// Key of what a parent has, and prefix of the keys of its children; `None`: of the paths at the top.
 pub(crate) fn parent_key(id: u32, parent: Option<&[u8]>) -> Vec<u8> {
-    let mut key = id.to_be_bytes().to_vec();
+    let mut key = begun(id, parent.unwrap_or_default());
     match parent {
         Some(parent) => {
             key.push(1);

@@ -121,8 +121,19 @@ impl<'t> TreeWrites<'t> {
     ) -> Result<Option<Node>> {
         let (path, payload) = (path.as_ref(), payload.as_ref());
         check(path)?;
-        check_payload(path, payload)?;
         let old = self.current(path)?;
+        self.replace(path, payload, lease, old)
+    }
+
+    /// Stores a payload in place of a node.
+    fn replace(
+        &mut self,
+        path: &[u8],
+        payload: &[u8],
+        lease: LeaseChange,
+        old: Option<Vec<u8>>,
+    ) -> Result<Option<Node>> {
+        check_payload(path, payload)?;
         let old_head = old.as_deref().map(Head::decode).transpose()?;
         let old_lease = old_head.map_or(0, |head| head.lease);
         let lease = match lease {
@@ -183,7 +194,7 @@ impl<'t> TreeWrites<'t> {
             let (path, version) = (shown(path), Head::decode(&row)?.version);
             return Err(TreeError::Exists { path, version }.into());
         }
-        self.put_with(path, payload, lease).map(drop)
+        self.replace(path, payload.as_ref(), lease, None).map(drop)
     }
 
     /// Replaces the payload of a node, which keeps its lease. Returns the node before.
@@ -198,10 +209,10 @@ impl<'t> TreeWrites<'t> {
     }
 
     fn put_existing(&mut self, path: &[u8], payload: &[u8]) -> Result<Option<Node>> {
-        if !self.reading().exists(path)? {
-            return Ok(None);
+        match self.current(path)? {
+            Some(old) => self.replace(path, payload, LeaseChange::Keep, Some(old)),
+            None => Ok(None),
         }
-        self.put_with(path, payload, LeaseChange::Keep)
     }
 
     /// Replaces the payload of a node that holds another one, and changes nothing otherwise. The node keeps its lease.

@@ -2,13 +2,16 @@
 //!
 //! Compacting takes effect at once: earlier revisions cannot be read or watched any more. Their rows are removed afterwards, some
 //! with each commit, so writers wait for none of it.
+//!
+//! A full store takes no put, and so no new state; it takes deletions. There the rows are removed first, from the oldest on. A
+//! revision whose rows are gone cannot be read either: a mark is deleted with them, and without it readers look for the first row.
 
 use duramen_engine::Result;
 
 use crate::limits::COMPACTED_AT_ONCE;
 use crate::node::ChangeRow;
 use crate::read::Rows;
-use crate::tables::{change_key, change_of, version_key};
+use crate::tables::{change_key, change_of, mark_key, version_key};
 use crate::view::check_revision;
 use crate::writes::TreeWrites;
 
@@ -18,12 +21,14 @@ impl TreeWrites<'_> {
     /// # Errors
     /// [`crate::TreeError::FutureRevision`].
     pub fn compact(&mut self, revision: u64) -> Result<()> {
-        if revision <= self.state.first {
+        let (id, first) = (self.tree.id, self.reading().first_revision(self.state)?);
+        check_revision(&self.tree.name, self.state, revision.max(first))?;
+        if revision <= self.state.first && first == self.state.first {
             return Ok(());
         }
-        check_revision(&self.tree.name, self.state, revision)?;
-        self.state.first = revision;
+        self.state.first = revision.max(first);
         self.put_state()?;
+        self.tx.put(&self.tree.tables.trees, mark_key(id), b"")?;
         // Watches that are behind learn that they are.
         self.tx.ring(&self.tree.sequence);
         Ok(())
@@ -34,11 +39,27 @@ impl TreeWrites<'_> {
     /// # Errors
     /// Those of [`duramen_engine::Transaction::delete`].
     pub fn remove_compacted(&mut self) -> Result<bool> {
-        let (id, first) = (self.tree.id, self.state.first);
-        let (revision, sub) = self.state.removed;
-        if revision >= first {
+        let first = self.state.first;
+        if self.state.removed.0 >= first {
             return Ok(false);
         }
+        let end = self.remove_before(first)?;
+        self.state.removed = end;
+        self.put_state()?;
+        Ok(end.0 < first)
+    }
+
+    /// Removes changes before a revision, some of them when there are many, by deletions alone. Returns whether there are more.
+    pub(crate) fn remove_without_room(&mut self, revision: u64) -> Result<bool> {
+        check_revision(&self.tree.name, self.state, revision.max(self.state.first))?;
+        self.tx.delete(&self.tree.tables.trees, mark_key(self.tree.id))?;
+        Ok(self.remove_before(revision)?.0 < revision)
+    }
+
+    /// Removes rows of changes before a revision. Returns the revision and sub of the first that may be left.
+    fn remove_before(&mut self, first: u64) -> Result<(u64, u32)> {
+        let id = self.tree.id;
+        let (revision, sub) = self.state.removed;
         let (low, high) = (change_key(id, revision, sub), change_key(id, first, 0));
         let (mut versions, mut seen, mut end) = (Vec::new(), 0, (first, 0));
         let mut rows = self.tx.rows(&self.tree.tables.changes, &low[..]..&high[..])?;
@@ -60,8 +81,6 @@ impl TreeWrites<'_> {
             self.tx.delete(&self.tree.tables.versions, key)?;
         }
         self.tx.delete_range(&self.tree.tables.changes, &low[..]..&bound[..])?;
-        self.state.removed = end;
-        self.put_state()?;
-        Ok(end.0 < first)
+        Ok(end)
     }
 }

@@ -11,7 +11,8 @@ use crate::node::{ChangeRow, Children, Head, Node};
 use crate::path::{SEPARATOR, below};
 use crate::state::State;
 use crate::tables::{
-    Tables, change_key, child_key, node_key, parent_key, state_key, version_key, version_of, versions_prefix,
+    Tables, change_key, change_of, child_key, mark_key, node_key, parent_key, state_key, version_key, version_of,
+    versions_prefix,
 };
 
 /// What rows are read from.
@@ -59,6 +60,28 @@ impl<R: Rows> Reading<'_, R> {
         let row = self.rows.row(&self.tables.trees, &state_key(self.id))?;
         let row = row.ok_or_else(|| TreeError::UnknownTree { name: name.into() })?;
         State::decode(&row)
+    }
+
+    /// The first revision that can be read. Where the store was full, changes were removed and the state could not say so.
+    pub(crate) fn first_revision(&self, state: State) -> Result<u64> {
+        if self.rows.row(&self.tables.trees, &mark_key(self.id))?.is_some() {
+            return Ok(state.first);
+        }
+        let (revision, sub) = state.removed;
+        let (low, high) = (
+            change_key(self.id, revision, sub),
+            change_key(self.id, state.revision + 1, 0),
+        );
+        let mut changes = self.rows.rows(&self.tables.changes, &low[..]..&high[..])?;
+        let kept = match changes.next()? {
+            Some((key, _)) => match change_of(key)? {
+                (revision, 0) => revision,
+                // The beginning of the revision may be gone.
+                (revision, _) => revision + 1,
+            },
+            None => state.revision,
+        };
+        Ok(kept.min(state.revision).max(state.first))
     }
 
     /// The current node of a path.

@@ -4,6 +4,7 @@
 //! trees      00 name                          -> id of a tree, 4 bytes
 //!            01                               -> id of the next tree, 4 bytes
 //!            02 id                            -> how far a tree has come (see `state`)
+//!            03 id                            -> empty; missing: changes were removed and the state does not say so
 //! nodes      id path                          -> a node (see `node`)
 //! changes    id revision sub                  -> a change, with the node before it (see `change`)
 //! versions   id path' revision                -> sub of the change that replaced or deleted the node of the path
@@ -33,6 +34,7 @@ use crate::error::TreeError;
 pub(crate) const NAME: u8 = 0;
 pub(crate) const NEXT_ID: [u8; 1] = [1];
 const STATE: u8 = 2;
+const MARK: u8 = 3;
 
 /// Tags of the rows of `rules`.
 pub(crate) const TRIGGER: u8 = 0;
@@ -109,6 +111,12 @@ pub(crate) fn name_key(name: &str) -> Vec<u8> {
 pub(crate) fn state_key(id: u32) -> [u8; 5] {
     let [a, b, c, d] = id.to_be_bytes();
     [STATE, a, b, c, d]
+}
+
+/// Key of the mark that the state of a tree tells which changes there are.
+pub(crate) fn mark_key(id: u32) -> [u8; 5] {
+    let [_, a, b, c, d] = state_key(id);
+    [MARK, a, b, c, d]
 }
 
 /// Key of a node.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use duramen_engine::{Error, Result, Transaction, TransactionOptions};
+use duramen_engine::{Error, Kind, Result, Transaction, TransactionOptions};
 
 use crate::commit::{Committed, TreeCommit};
 use crate::condition::Condition;
@@ -345,14 +345,40 @@ impl Tree {
     }
 
     /// Forgets the changes before a revision, and the nodes that only earlier revisions have. Returns when their space can be used
-    /// again; other writers go on meanwhile.
+    /// again; other writers go on meanwhile. This is also how a tree makes room in a full store.
     ///
     /// # Errors
     /// [`crate::TreeError::FutureRevision`].
     pub fn compact(&self, revision: u64) -> Result<()> {
-        self.transact(|tree| tree.compact(revision))?;
-        while self.transact(|tree| tree.remove_compacted())? {}
-        Ok(())
+        let compact = || {
+            self.transact(|tree| tree.compact(revision))?;
+            self.remove_compacted()
+        };
+        match compact() {
+            Err(error) if error.kind() == Kind::MakeSpace => {
+                while self.transact(|tree| tree.remove_without_room(revision))? {}
+                compact()
+            }
+            compacted => compacted,
+        }
+    }
+
+    /// Deletes the node of a path and all nodes below it, and keeps none of it for earlier revisions: they cannot be read any more.
+    /// A usual deletion keeps what it deletes until it is compacted, so a full store may refuse it; this one makes room. Returns
+    /// how many nodes it deleted.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::purge`].
+    pub fn purge(&self, path: impl AsRef<[u8]>) -> Result<u64> {
+        let path = path.as_ref();
+        match self.transact(|tree| tree.purge(path)) {
+            Err(error) if error.kind() == Kind::MakeSpace => {
+                let revision = self.revision()?;
+                while self.transact(|tree| tree.remove_without_room(revision))? {}
+                self.transact(|tree| tree.purge(path))
+            }
+            purged => purged,
+        }
     }
 
     /// What the background thread does for the tree.
@@ -362,8 +388,14 @@ impl Tree {
         }
         let view = self.view()?;
         if view.has_compacted_rows() {
-            while self.transact(|tree| tree.remove_compacted())? {}
+            self.remove_compacted()?;
         }
+        Ok(())
+    }
+
+    /// Removes the rows of compacted revisions.
+    fn remove_compacted(&self) -> Result<()> {
+        while self.transact(|tree| tree.remove_compacted())? {}
         Ok(())
     }
 

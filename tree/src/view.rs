@@ -54,7 +54,8 @@ impl TreeView {
     /// # Errors
     /// [`TreeError::Compacted`], [`TreeError::FutureRevision`].
     pub fn at_revision(&self, revision: u64) -> Result<TreeView> {
-        check_revision(&self.tree.name, self.state, revision)?;
+        let first = self.first_revision()?;
+        check_revision(&self.tree.name, State { first, ..self.state }, revision)?;
         Ok(TreeView {
             tree: self.tree.clone(),
             snapshot: self.snapshot.clone(),
@@ -78,8 +79,11 @@ impl TreeView {
     }
 
     /// The first revision that can be read.
-    pub fn first_revision(&self) -> u64 {
-        self.state.first
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn first_revision(&self) -> Result<u64> {
+        self.tree.reading(&*self.snapshot).first_revision(self.state)
     }
 
     /// Whether rows of compacted revisions are left.

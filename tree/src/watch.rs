@@ -164,7 +164,7 @@ impl TreeWatch {
             listener,
             _listening: listening,
         };
-        watch.check_kept(state.first)?;
+        watch.check_kept(tree.reading(&snapshot).first_revision(state)?)?;
         Ok(watch)
     }
 
@@ -226,7 +226,7 @@ impl TreeWatch {
         let snapshot = tree.store.snapshot()?;
         let reading = tree.reading(&snapshot);
         let state = reading.state(&tree.name)?;
-        self.check_kept(state.first)?;
+        self.check_kept(reading.first_revision(state)?)?;
         let mut events = Vec::new();
         if self.next.0 > state.revision {
             return Ok((events, false));

@@ -368,7 +368,7 @@ impl Run {
     fn check(&mut self) {
         let view = self.tree().view().unwrap();
         assert_eq!(view.revision(), self.model.revision());
-        assert_eq!(view.first_revision(), self.model.first);
+        assert_eq!(view.first_revision().unwrap(), self.model.first);
         let revision = self.rng.u64(self.model.first..=self.model.revision());
         self.check_view(&view, self.model.revision());
         self.check_rules();

@@ -9,7 +9,7 @@ mod keep;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use duramen_engine::{Error, Result, Transaction};
+use duramen_engine::{Error, Reason, Result, Transaction};
 
 use self::effects::Effect;
 use crate::condition::Condition;
@@ -23,7 +23,8 @@ use crate::rules::Rules;
 use crate::shared::Shared;
 use crate::state::State;
 use crate::tables::{
-    attached_key, change_key, change_of, child_key, node_key, parent_key, parents_below, state_key, version_key,
+    attached_key, change_key, change_of, child_key, mark_key, node_key, parent_key, parents_below, state_key,
+    version_key,
 };
 
 /// Changes a tree in a transaction; see [`crate::Tree::writes`].
@@ -40,6 +41,8 @@ pub struct TreeWrites<'t> {
     /// Paths of nodes that may have to end.
     suspects: BTreeSet<Vec<u8>>,
     is_ending: bool,
+    /// Whether changes are noted without the node before.
+    forgets: bool,
 }
 
 /// What a put does with the lease of a node.
@@ -67,6 +70,7 @@ impl<'t> TreeWrites<'t> {
             rules,
             suspects: BTreeSet::new(),
             is_ending: false,
+            forgets: false,
         })
     }
 
@@ -310,6 +314,29 @@ impl<'t> TreeWrites<'t> {
         Ok(below + u64::from(is_node))
     }
 
+    /// Deletes the node of a path and all nodes below it, and keeps none of it for earlier revisions: the revision of this change is
+    /// the first that can be read afterwards. Watches that are behind fail; others see deletions without the nodes before. Returns
+    /// how many nodes it deleted.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::delete_subtree`]; [`Reason::InvalidArgument`] after other changes by these writes.
+    pub fn purge(&mut self, path: impl AsRef<[u8]>) -> Result<u64> {
+        if self.has_begun {
+            let cause = "a purge is the only change of its revision; make it in a transaction of its own";
+            return Err(Reason::InvalidArgument(cause.into()).into());
+        }
+        self.forgets = true;
+        let deleted = self.delete_subtree(path)?;
+        if deleted > 0 {
+            self.state.first = self.state.revision;
+            self.put_state()?;
+            let trees = &self.tree.tables.trees;
+            self.tx.put(trees, mark_key(self.tree.id), b"")?;
+        }
+        self.forgets = false;
+        Ok(deleted)
+    }
+
     /// Removes the list of children of a path.
     fn delete_children_of(&mut self, path: &[u8]) -> Result<()> {
         let prefix = parent_key(self.tree.id, Some(path));
@@ -412,6 +439,7 @@ impl<'t> TreeWrites<'t> {
     fn note(&mut self, kind: ChangeKind, path: &[u8], old: Option<&[u8]>) -> Result<()> {
         let revision = self.state.revision;
         let version = version_key(self.tree.id, path, revision);
+        let old = old.filter(|_| !self.forgets);
         if self.next_sub > 0 {
             // What these writes have done to the path before stays one change.
             let before = self.tx.get_ref(&self.tree.tables.versions, &version)?;
@@ -453,7 +481,7 @@ impl<'t> TreeWrites<'t> {
         let sub = self.next_sub;
         let next = sub.checked_add(1).ok_or_else(|| {
             let cause = "a revision has at most 4,294,967,295 changes; divide them over several";
-            Error::from(duramen_engine::Reason::InvalidArgument(cause.into()))
+            Error::from(Reason::InvalidArgument(cause.into()))
         })?;
         self.next_sub = next;
         Ok(sub)
@@ -518,7 +546,7 @@ impl<'t> TreeWrites<'t> {
             return Ok(count);
         }
         // Without changes before these, both lists are in order.
-        let (id, revision, first) = (self.tree.id, self.state.revision, self.next_sub);
+        let (id, revision, first, forgets) = (self.tree.id, self.state.revision, self.next_sub, self.forgets);
         for _ in 0..gone.len() {
             self.take_sub()?;
         }
@@ -527,11 +555,14 @@ impl<'t> TreeWrites<'t> {
             let row = ChangeRow {
                 kind: ChangeKind::Delete,
                 path,
-                old: Some(old),
+                old: Some(&old[..]).filter(|_| !forgets),
             };
             (change_key(id, revision, sub), row.encode())
         });
         self.tx.put_sorted(&tables.changes, changes)?;
+        if forgets {
+            return Ok(count);
+        }
         let versions = gone
             .iter()
             .zip(first..)

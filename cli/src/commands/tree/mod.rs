@@ -180,7 +180,7 @@ fn compact(opened: &Opened, revision: Option<u64>, output: &mut Output) -> Outco
         None => opened.tree.revision()?,
     };
     opened.tree.compact(revision)?;
-    let first = opened.tree.view()?.first_revision();
+    let first = opened.tree.view()?.first_revision()?;
     match output.is_json {
         true => output.json(&json!({"first_revision": first}))?,
         false => output.line(format_args!("the first revision is {first}"))?,
@@ -195,7 +195,7 @@ fn list(store: &Store, output: &mut Output) -> Outcome {
     for name in trees.list()? {
         let Some(tree) = trees.get(&name)? else { continue };
         let view = tree.view()?;
-        let (revision, first) = (view.revision(), view.first_revision());
+        let (revision, first) = (view.revision(), view.first_revision()?);
         match output.is_json {
             true => output.json(&json!({"tree": name, "revision": revision, "first_revision": first}))?,
             false => output.line(format_args!("{name}\t{revision}"))?,

@@ -117,6 +117,9 @@ pub struct Rm {
     /// All nodes with this pattern
     #[arg(long, value_name = "PATTERN", conflicts_with = "path")]
     pattern: Option<Pattern>,
+    /// Everything below it too, and all earlier revisions: this makes room in a full store
+    #[arg(long, requires = "path", conflicts_with = "subtree")]
+    purge: bool,
 }
 
 impl Opened {
@@ -236,6 +239,7 @@ impl Rm {
         let tree = &opened.tree;
         let removed = match (&self.pattern, &self.path) {
             (Some(pattern), _) => tree.delete_many(pattern)?,
+            (None, Some(path)) if self.purge => tree.purge(self.place.path(path)?)?,
             (None, Some(path)) if self.subtree => tree.delete_subtree(self.place.path(path)?)?,
             (None, path) => {
                 let path = self.place.path(path.as_deref().unwrap_or_default())?;

@@ -304,7 +304,10 @@ fn nothing_acknowledged_is_lost_and_nobody_stops_however_often_writers_are_kille
             break;
         }
         let (processes, snapshots) = (stat.processes.len(), &stat.snapshots);
-        assert!(Instant::now() < deadline, "still listed: {processes} processes, {snapshots:?}");
+        assert!(
+            Instant::now() < deadline,
+            "still listed: {processes} processes, {snapshots:?}"
+        );
         thread::sleep(Duration::from_millis(20));
     }
     drop((mine, maps));

@@ -18,7 +18,7 @@ use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::node::{ChangeKind, ChangeRow, Children, Head, Node};
 use crate::path::{after_prefix, below, check, shown, split};
 use crate::pattern::Pattern;
-use crate::read::{PathRange, Reading};
+use crate::read::Reading;
 use crate::rules::Rules;
 use crate::shared::Shared;
 use crate::state::State;
@@ -290,7 +290,7 @@ impl<'t> TreeWrites<'t> {
         check(path)?;
         let (low, high) = below(path);
         let is_node = self.reading().exists(path)?;
-        let below = self.note_deleted((&low, Some(&high)))?;
+        let below = self.note_deleted((&low, &high))?;
         if below == 0 {
             return self.delete(path).map(|deleted| u64::from(deleted.is_some()));
         }
@@ -507,16 +507,19 @@ impl<'t> TreeWrites<'t> {
     }
 
     /// Notes that all nodes of a range are deleted. Returns how many there are.
-    fn note_deleted(&mut self, range: PathRange<'_>) -> Result<u64> {
+    fn note_deleted(&mut self, range: (&[u8], &[u8])) -> Result<u64> {
         let mut gone = Vec::new();
         let mut leased = Vec::new();
-        self.reading().each(range, |path, head| {
+        let (low, high) = (node_key(self.tree.id, range.0), node_key(self.tree.id, range.1));
+        let mut rows = self.tx.range(&self.tree.tables.nodes, &low[..]..&high[..])?;
+        while let Some((key, row)) = rows.next()? {
+            let (path, head) = (key[4..].to_vec(), Head::decode(&row)?);
             if head.lease != 0 {
-                leased.push((path.to_vec(), head.lease));
+                leased.push((path.clone(), head.lease));
             }
-            gone.push((path.to_vec(), head.with_payload().encode()));
-            Ok(true)
-        })?;
+            gone.push((path, row.to_vec()));
+        }
+        drop(rows);
         if gone.is_empty() {
             return Ok(0);
         }

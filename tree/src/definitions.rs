@@ -48,10 +48,19 @@ impl TreeWrites<'_> {
     /// [`TreeWrites::rebuild_projection`]. A projection of this name is replaced.
     ///
     /// # Errors
-    /// [`Reason::InvalidArgument`] when the map has pairs and is not that of this projection.
+    /// [`Reason::InvalidArgument`] when the map has pairs and is not that of this projection, or is that of another
+    /// one.
     pub fn set_projection(&mut self, name: &str, projection: &Projection) -> Result<()> {
         check_name(name)?;
         let map = self.tx.map(&projection.map)?;
+        let is_taken = |(known, rule): &(String, Projection)| known != name && rule.map == projection.map;
+        if let Some((other, _)) = self.rules.projections.iter().find(|rule| is_taken(rule)) {
+            let cause = format!(
+                "the map {:?} is that of the projection {other:?}; name another map",
+                projection.map
+            );
+            return Err(Reason::InvalidArgument(cause).into());
+        }
         let is_own = self
             .rules
             .projections

@@ -15,7 +15,7 @@ use duramen_topic::bytes::{Reader, put_number};
 use crate::error::TreeError;
 use crate::read::Rows;
 use crate::tables::{
-    attached_prefix, clock_key, deadline_key, deadline_of, deadlines_prefix, lease_key, leases_prefix,
+    attached_key, attached_prefix, clock_key, deadline_key, deadline_of, deadlines_prefix, lease_key, leases_prefix,
 };
 use crate::writes::TreeWrites;
 
@@ -57,7 +57,7 @@ impl LeaseClock {
     pub(crate) fn at(self, shared: Duration) -> LeaseClock {
         let passed = self.since(shared).min(STEP_MAX);
         LeaseClock {
-            lease_ms: self.lease_ms + millis(passed),
+            lease_ms: self.lease_ms.saturating_add(millis(passed)),
             shared_ms: millis(shared).max(self.shared_ms),
         }
     }
@@ -176,9 +176,7 @@ impl TreeWrites<'_> {
             if paths.is_empty() {
                 break;
             }
-            for path in paths {
-                deleted += u64::from(self.delete(path)?.is_some());
-            }
+            deleted += self.delete_attached(id, &paths)?;
         }
         self.remove_lease(id, stored)?;
         Ok(deleted)
@@ -224,9 +222,7 @@ impl TreeWrites<'_> {
             };
             let paths = self.attached(id, left)?;
             let is_all = paths.len() < left;
-            for path in paths {
-                deleted += u64::from(self.delete(path)?.is_some());
-            }
+            deleted += self.delete_attached(id, &paths)?;
             if is_all {
                 let stored = Stored {
                     ttl_ms: 0,
@@ -292,7 +288,29 @@ impl TreeWrites<'_> {
     fn remove_lease(&mut self, id: u64, stored: Stored) -> Result<()> {
         let (tree, leases) = (self.tree.id, &self.tree.tables.leases);
         self.tx.delete(leases, deadline_key(tree, stored.deadline_ms, id))?;
-        self.tx.delete(leases, lease_key(tree, id))
+        self.tx.delete(leases, lease_key(tree, id))?;
+        // A transaction that attaches a node meanwhile must conflict: it has read that there is the lease.
+        self.put_state()
+    }
+
+    /// Deletes nodes of a lease. Returns how many.
+    fn delete_attached(&mut self, id: u64, paths: &[Vec<u8>]) -> Result<u64> {
+        let mut deleted = 0;
+        for path in paths {
+            match self.delete(path)? {
+                Some(_) => deleted += 1,
+                // It may have ended with a node before it.
+                None => {
+                    let key = attached_key(self.tree.id, id, path);
+                    if self.tx.get_ref(&self.tree.tables.leases, key)?.is_some() {
+                        return Err(duramen_engine::Error::damaged(
+                            "a lease of a tree has a node that is missing",
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(deleted)
     }
 
     fn attached(&self, id: u64, limit: usize) -> Result<Vec<Vec<u8>>> {

@@ -7,7 +7,8 @@ pub const PATH_BYTES_MAX: usize = 1_000;
 pub const TREE_NAME_BYTES_MAX: usize = 255;
 /// Longest payload: old and new payload of a change must fit into memory at once, for each watch that reads it.
 pub const PAYLOAD_BYTES_MAX: usize = 64 << 20;
-/// Most names of a pattern: matching a path takes time in proportion to its names times these.
+/// Most names of a pattern, from the first star or regular expression on: matching a path takes time in proportion to its names
+/// times these.
 pub const PATTERN_NAMES_MAX: usize = 64;
 /// Memory that a regular expression may take once it is compiled.
 pub(crate) const REGEX_BYTES_MAX: usize = 256 << 10;

@@ -38,6 +38,8 @@ use crate::path::{SEPARATOR, names};
 pub struct Pattern {
     text: String,
     parts: Vec<Part>,
+    /// Parts at the begin that are plain names.
+    plain: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -66,38 +68,41 @@ impl Pattern {
         let path = path.as_ref();
         let mut parts: Vec<_> = names(path).map(|name| Part::Name(name.to_vec())).collect();
         parts.push(Part::AnyNumber);
-        let text = format!("{}/**", String::from_utf8_lossy(path));
-        Pattern { text, parts }
+        let text: String = names(path).map(|name| escaped(name) + "/").collect();
+        Pattern::new(text + "**", parts)
+    }
+
+    fn new(text: String, parts: Vec<Part>) -> Pattern {
+        let plain = plain(&parts);
+        Pattern { text, parts, plain }
     }
 
     /// Whether a path has the pattern.
     pub fn matches(&self, path: &[u8]) -> bool {
+        let (plain, parts) = self.parts.split_at(self.plain);
+        let mut names = names(path);
+        if !plain
+            .iter()
+            .all(|part| names.next().is_some_and(|name| part.matches(name)))
+        {
+            return false;
+        }
         // Bit n: the names so far fit the parts before part n.
-        let mut places = self.passed(1);
-        for name in names(path) {
+        let mut places = passed(parts, 1);
+        for name in names {
             let mut next = 0_u128;
-            for (number, part) in self.parts.iter().enumerate() {
+            for (number, part) in parts.iter().enumerate() {
                 if places & 1 << number != 0 && part.matches(name) {
                     let stays = matches!(part, Part::AnyNumber);
                     next |= 1 << if stays { number } else { number + 1 };
                 }
             }
-            places = self.passed(next);
+            places = passed(parts, next);
             if places == 0 {
                 return false;
             }
         }
-        places & 1 << self.parts.len() != 0
-    }
-
-    /// Passes the parts that stand for no name too.
-    fn passed(&self, mut places: u128) -> u128 {
-        for (number, part) in self.parts.iter().enumerate() {
-            if matches!(part, Part::AnyNumber) && places & 1 << number != 0 {
-                places |= 1 << (number + 1);
-            }
-        }
-        places
+        places & 1 << parts.len() != 0
     }
 
     /// The only path of the pattern, if it has only one.
@@ -140,6 +145,38 @@ impl Pattern {
     }
 }
 
+/// Passes the parts that stand for no name too.
+fn passed(parts: &[Part], mut places: u128) -> u128 {
+    for (number, part) in parts.iter().enumerate() {
+        if matches!(part, Part::AnyNumber) && places & 1 << number != 0 {
+            places |= 1 << (number + 1);
+        }
+    }
+    places
+}
+
+/// Number of plain names with which a pattern begins.
+fn plain(parts: &[Part]) -> usize {
+    parts.iter().take_while(|part| matches!(part, Part::Name(_))).count()
+}
+
+/// A name as a pattern of this name alone.
+fn escaped(name: &[u8]) -> String {
+    match std::str::from_utf8(name) {
+        Ok(name) => name.chars().fold(String::new(), |mut text, letter| {
+            if matches!(letter, '\\' | '*' | '{' | '}') {
+                text.push('\\');
+            }
+            text.push(letter);
+            text
+        }),
+        Err(_) => {
+            let bytes: String = name.iter().map(|byte| format!(r"\x{byte:02X}")).collect();
+            format!("{{(?-u){bytes}}}")
+        }
+    }
+}
+
 impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
@@ -151,16 +188,17 @@ impl FromStr for Pattern {
 
     fn from_str(text: &str) -> Result<Pattern> {
         let mut parts = Vec::new();
-        let mut at = 0;
+        let (mut at, mut counted) = (0, 0);
         loop {
             let (part, end) = parse_part(text, at)?;
+            counted += usize::from(counted > 0 || !matches!(part, Part::Name(_)));
             parts.push(part);
-            if parts.len() > PATTERN_NAMES_MAX {
-                return Err(invalid(text, at, "it has more than 64 names"));
+            if counted > PATTERN_NAMES_MAX {
+                let cause = "it has more than 64 names from the first star or regular expression on";
+                return Err(invalid(text, at, cause));
             }
             if end == text.len() {
-                let text = text.to_string();
-                return Ok(Pattern { text, parts });
+                return Ok(Pattern::new(text.to_string(), parts));
             }
             at = end + 1;
         }
@@ -180,11 +218,14 @@ fn parse_part(text: &str, begin: usize) -> Result<(Part, usize)> {
                 "a regular expression stands for a whole name; `/` comes after its `}`",
             ));
         }
-        let regex = RegexBuilder::new(&format!(r"\A(?:{})\z", &regex[..length]))
-            .size_limit(REGEX_BYTES_MAX)
-            .build()
-            .map_err(|error| invalid(text, begin + 1, &error.to_string()))?;
-        return Ok((Part::Matching(regex), end));
+        let built = |regex: &str| {
+            let built = RegexBuilder::new(regex).size_limit(REGEX_BYTES_MAX).build();
+            built.map_err(|error| invalid(text, begin + 1, &error.to_string()))
+        };
+        // By itself first: a parenthesis too many would end the group around it.
+        let regex = &regex[..length];
+        built(regex)?;
+        return Ok((Part::Matching(built(&format!(r"\A(?:{regex})\z"))?), end));
     }
     let mut name = Vec::new();
     let mut stars = 0;
@@ -315,8 +356,9 @@ mod tests {
                 other => panic!("{text}: {other:?}"),
             }
         }
-        assert!("a/".repeat(64).parse::<Pattern>().is_err());
-        assert!("a/".repeat(63).parse::<Pattern>().is_ok());
+        assert!("*/".repeat(64).parse::<Pattern>().is_err());
+        assert!("*/".repeat(63).parse::<Pattern>().is_ok());
+        assert!(("a/".repeat(500) + &"*/".repeat(63)).parse::<Pattern>().is_ok());
     }
 
     #[test]

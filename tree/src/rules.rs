@@ -5,12 +5,12 @@
 //! projection    nodes whose paths have a pattern are pairs of a map
 //! quota         a path and everything below it has at most so many nodes and bytes
 //! ```
-//! Rules are rows of the map `rules`. The state of the tree counts how often they were changed, so a process reads them again only
-//! after that.
+//! Rules are rows of the map `rules`. The state of the tree has a hash of them, so a process reads them again only when they were
+//! changed.
 
 use duramen_engine::Result;
-use duramen_topic::Topics;
 use duramen_topic::bytes::{Reader, put_bytes, put_number};
+use duramen_topic::{Topic, Topics};
 
 use crate::error::TreeError;
 use crate::node::ChangeKind;
@@ -61,6 +61,11 @@ pub struct QuotaUse {
     pub bytes: u64,
 }
 
+fn stored_pattern(reader: &mut Reader<'_>) -> Result<Pattern> {
+    let text = reader.text()?;
+    text.parse().map_err(|_| reader.damaged("has an invalid pattern"))
+}
+
 impl Trigger {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let kind = match self.kind {
@@ -76,16 +81,18 @@ impl Trigger {
 
     fn decode(row: &[u8]) -> Result<Trigger> {
         let mut reader = Reader::new(row, "a trigger of a tree");
-        Ok(Trigger {
+        let trigger = Trigger {
             kind: match reader.byte()? {
                 0 => None,
                 1 => Some(ChangeKind::Put),
                 2 => Some(ChangeKind::Delete),
                 _ => return Err(reader.damaged("is for changes of an unknown kind")),
             },
-            pattern: reader.text()?.parse()?,
+            pattern: stored_pattern(&mut reader)?,
             topic: reader.text()?.to_string(),
-        })
+        };
+        reader.end()?;
+        Ok(trigger)
     }
 }
 
@@ -99,10 +106,12 @@ impl Projection {
 
     fn decode(row: &[u8]) -> Result<Projection> {
         let mut reader = Reader::new(row, "a projection of a tree");
-        Ok(Projection {
-            pattern: reader.text()?.parse()?,
+        let projection = Projection {
+            pattern: stored_pattern(&mut reader)?,
             map: reader.text()?.to_string(),
-        })
+        };
+        reader.end()?;
+        Ok(projection)
     }
 }
 
@@ -117,7 +126,7 @@ impl QuotaUse {
 
     pub(crate) fn decode(path: &[u8], row: &[u8]) -> Result<QuotaUse> {
         let mut reader = Reader::new(row, "a quota of a tree");
-        Ok(QuotaUse {
+        let used = QuotaUse {
             path: path.to_vec(),
             quota: Quota {
                 nodes: reader.number()?,
@@ -125,7 +134,9 @@ impl QuotaUse {
             },
             nodes: reader.number()?,
             bytes: reader.number()?,
-        })
+        };
+        reader.end()?;
+        Ok(used)
     }
 
     /// Counts a change of nodes and bytes. A change that takes more is refused where there is no room for it. A change that
@@ -175,6 +186,19 @@ impl Rules {
             }
         }
         Ok(rules)
+    }
+
+    /// The topic of a trigger.
+    pub(crate) fn topic(&self, name: &str, trigger: &Trigger) -> Result<Topic> {
+        let topic = match &self.topics {
+            Some(topics) => topics.get(&trigger.topic)?,
+            None => None,
+        };
+        let missing = || TreeError::TriggerTopic {
+            trigger: name.to_string(),
+            topic: trigger.topic.clone(),
+        };
+        Ok(topic.ok_or_else(missing)?)
     }
 
     /// Whether a change has to do nothing beside itself.

@@ -6,6 +6,9 @@ use duramen_topic::bytes::{Reader, put_number};
 /// The revision of a tree that has not changed yet. The first change has the next one, as in etcd.
 pub(crate) const FIRST_REVISION: u64 = 1;
 
+/// More revisions than a tree can have.
+const REVISION_MAX: u64 = u64::MAX >> 1;
+
 /// How far a tree has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State {
@@ -15,7 +18,7 @@ pub(crate) struct State {
     pub(crate) first: u64,
     /// Revision and sub of the first change that may still have a row. Those before `first` are being removed.
     pub(crate) removed: (u64, u32),
-    /// How often triggers, projections and quotas were changed; 0: there were never any.
+    /// A hash of triggers, projections and quotas; 0: there are none.
     pub(crate) rules: u64,
     /// Nodes that are kept while conditions hold.
     pub(crate) kept: u64,
@@ -52,7 +55,29 @@ impl State {
             rules: reader.number()?,
             kept: reader.number()?,
         };
+        // A revision too large to grow is none that a tree has come to.
+        if state.revision > REVISION_MAX || !(FIRST_REVISION..=state.revision).contains(&state.first) {
+            return Err(reader.damaged("has a wrong revision"));
+        }
         reader.end()?;
         Ok(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_comes_back_and_damage_is_an_error() {
+        assert_eq!(State::decode(&State::NEW.encode()).unwrap(), State::NEW);
+        for (revision, first) in [(u64::MAX, 1), (1, 0), (1, 2)] {
+            let state = State {
+                revision,
+                first,
+                ..State::NEW
+            };
+            assert!(State::decode(&state.encode()).is_err(), "{state:?}");
+        }
     }
 }

@@ -247,6 +247,31 @@ pub(crate) fn keepers_prefix(id: u32, path: &[u8]) -> Vec<u8> {
     key
 }
 
+/// Keys of all nodes with conditions on paths below a path.
+pub(crate) fn keepers_below(id: u32, path: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let bound = |end: u8| {
+        let mut key = keepers_prefix(id, path);
+        key.truncate(key.len() - 2);
+        key.push(end);
+        key
+    };
+    (bound(crate::path::SEPARATOR), bound(crate::path::SEPARATOR + 1))
+}
+
+/// The node of the key of a node with a condition on a path.
+pub(crate) fn keeper_of(key: &[u8]) -> Result<Vec<u8>> {
+    let mut rest = key.get(5..).unwrap_or_default();
+    // The path before it ends with two bytes 0; another byte 0 is followed by 255.
+    while let Some(zero) = rest.iter().position(|byte| *byte == 0) {
+        match rest.get(zero + 1) {
+            Some(0) => return Ok(rest[zero + 2..].to_vec()),
+            Some(255) => rest = &rest[zero + 2..],
+            _ => break,
+        }
+    }
+    Err(duramen_engine::Error::damaged("a condition of a node has a wrong key"))
+}
+
 /// Key of a node with a condition on a path.
 pub(crate) fn keeper_key(id: u32, path: &[u8], keeper: &[u8]) -> Vec<u8> {
     let mut key = keepers_prefix(id, path);
@@ -349,6 +374,14 @@ mod tests {
         assert_eq!(change_of(&change_key(1, 2, 3)).unwrap(), (2, 3));
         assert!(change_of(&[0; 15]).is_err());
         assert_eq!(deadline_of(&deadline_key(1, 2, 3)).unwrap(), (2, 3));
+        for path in &paths {
+            let key = keeper_key(7, path, b"\0\0x");
+            assert_eq!(keeper_of(&key).unwrap(), b"\0\0x");
+            let (low, high) = keepers_below(7, path);
+            let below = keeper_key(7, &[path, &b"/b"[..]].concat(), b"x");
+            assert!(low <= below && below < high && !(low <= key && key < high));
+        }
+        assert!(keeper_of(b"").is_err());
     }
 
     #[test]

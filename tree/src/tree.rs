@@ -15,6 +15,7 @@ use crate::shared::Shared;
 use crate::turns::Turns;
 use crate::view::{Child, TreeView};
 use crate::watch::{TreeWatch, WatchOptions};
+use crate::worker::Worker;
 use crate::writes::TreeWrites;
 
 /// A tree of paths with payloads. Handles are cheap to clone, and may be used from any thread.
@@ -28,6 +29,8 @@ use crate::writes::TreeWrites;
 pub struct Tree {
     shared: Arc<Shared>,
     turns: Arc<Turns<Change, Result<Answer>>>,
+    /// Set in handles that the program has. The last of them ends the background thread before it releases the store.
+    worker: Option<Arc<Worker>>,
 }
 
 /// A change by a single call, which can be done again when its transaction fails.
@@ -55,8 +58,17 @@ impl Answer {
 
 impl Tree {
     pub(crate) fn new(shared: Arc<Shared>) -> Tree {
-        let turns = Arc::default();
-        Tree { shared, turns }
+        Tree {
+            shared,
+            turns: Arc::default(),
+            worker: None,
+        }
+    }
+
+    /// A handle that keeps the background thread running.
+    pub(crate) fn with_worker(mut self, worker: &Option<Arc<Worker>>) -> Tree {
+        self.worker.clone_from(worker);
+        self
     }
 
     /// Its name.
@@ -149,7 +161,11 @@ impl Tree {
         let options = TransactionOptions::new().exclusive();
         self.shared.store.transact_with(options, |tx| {
             let body = body.take().expect("an exclusive transaction runs once");
-            body(&mut TreeWrites::begin(&self.shared, tx)?)
+            let mut writes = TreeWrites::begin(&self.shared, tx)?;
+            let done = body(&mut writes)?;
+            // A closure may have ignored that a node could not be ended.
+            writes.end_unkept()?;
+            Ok(done)
         })
     }
 
@@ -165,6 +181,10 @@ impl Tree {
 
     /// Does a change of a single call, together with those of other threads.
     fn change(&self, change: impl FnMut(&mut TreeWrites<'_>) -> Result<Answer> + Send + 'static) -> Result<Answer> {
+        // The thread at work would wait for the transaction of this one.
+        self.shared
+            .store
+            .refuse_beside("a change of a tree", &self.shared.name)?;
         match self
             .turns
             .take(Box::new(change), &|changes| self.together(changes).ok())
@@ -383,12 +403,16 @@ impl Tree {
 
     /// What the background thread does for the tree.
     pub(crate) fn work(&self) -> Result<()> {
+        let expired = self.expire();
+        if self.view()?.has_compacted_rows() {
+            self.remove_compacted()?;
+        }
+        expired
+    }
+
+    fn expire(&self) -> Result<()> {
         if self.has_lease_work()? {
             while self.transact(|tree| tree.expire_leases())?.1 {}
-        }
-        let view = self.view()?;
-        if view.has_compacted_rows() {
-            self.remove_compacted()?;
         }
         Ok(())
     }

@@ -16,16 +16,12 @@ use crate::worker::Worker;
 
 const FIRST_ID: u32 = 1;
 
-/// The trees of a store. Handles are cheap to clone; dropping the last handle ends the background thread.
+/// The trees of a store. Handles are cheap to clone; dropping the last handle of them and of each [`Tree`] ends the background
+/// thread.
 #[derive(Clone, Debug)]
 pub struct Trees {
-    home: Arc<Home>,
-}
-
-#[derive(Debug)]
-struct Home {
-    trees: Arc<Open>,
-    _worker: Option<Worker>,
+    open: Arc<Open>,
+    worker: Option<Arc<Worker>>,
 }
 
 /// What the background thread works on.
@@ -75,16 +71,16 @@ impl Trees {
     /// # Errors
     /// As [`Trees::open`].
     pub fn open_with(store: &Store, options: TreesOptions) -> Result<Trees> {
-        let trees = Arc::new(Open {
+        let open = Arc::new(Open {
             store: store.clone(),
             tables: Tables::open(store)?,
             known: Mutex::default(),
         });
         let is_working = options.is_background && !store.is_read_only();
         // Without a thread, leases end by that of another process, or later.
-        let worker = is_working.then(|| Worker::start(look(&trees))).flatten();
-        let home = Arc::new(Home { trees, _worker: worker });
-        Ok(Trees { home })
+        let worker = is_working.then(|| Worker::start(look(open.clone()))).flatten();
+        let worker = worker.map(Arc::new);
+        Ok(Trees { open, worker })
     }
 
     /// A tree, which is created when it is missing.
@@ -93,13 +89,13 @@ impl Trees {
     /// [`TreeError::InvalidName`], and those of a commit.
     pub fn ensure(&self, name: &str) -> Result<Tree> {
         check_name(name)?;
-        let open = &self.home.trees;
-        if let Some(tree) = open.get(name)? {
+        let open = &self.open;
+        if let Some(tree) = self.get(name)? {
             return Ok(tree);
         }
         let options = TransactionOptions::new().exclusive();
         let id = open.store.transact_with(options, |tx| open.create_in(tx, name))?;
-        open.tree(id, name)
+        Ok(open.tree(id, name)?.with_worker(&self.worker))
     }
 
     /// A tree; `None`: there is none of this name.
@@ -107,7 +103,8 @@ impl Trees {
     /// # Errors
     /// Those of reading.
     pub fn get(&self, name: &str) -> Result<Option<Tree>> {
-        self.home.trees.get(name)
+        let tree = self.open.get(name)?;
+        Ok(tree.map(|tree| tree.with_worker(&self.worker)))
     }
 
     /// Names of all trees, in order.
@@ -115,7 +112,7 @@ impl Trees {
     /// # Errors
     /// Those of reading.
     pub fn list(&self) -> Result<Vec<String>> {
-        Ok(self.home.trees.list()?.into_iter().map(|(name, _)| name).collect())
+        Ok(self.open.list()?.into_iter().map(|(name, _)| name).collect())
     }
 
     /// Deletes a tree with all its nodes, changes and leases. Returns whether there was one. Handles of it fail from then on.
@@ -123,7 +120,7 @@ impl Trees {
     /// # Errors
     /// Those of a commit.
     pub fn delete(&self, name: &str) -> Result<bool> {
-        let open = &self.home.trees;
+        let open = &self.open;
         let options = TransactionOptions::new().exclusive();
         open.store.transact_with(options, |tx| open.delete_in(tx, name))
     }
@@ -133,7 +130,7 @@ impl Trees {
     /// # Errors
     /// Those of a commit.
     pub fn work(&self) -> Result<()> {
-        self.home.trees.work()
+        self.open.work()
     }
 }
 
@@ -199,27 +196,30 @@ impl Open {
     }
 
     fn work(&self) -> Result<()> {
+        // A tree that fails holds up no other one.
+        let mut worked = Ok(());
         for (name, id) in self.list()? {
-            self.tree(id, &name)?.work()?;
+            let tree = self.tree(id, &name).and_then(|tree| tree.work());
+            worked = worked.and(tree);
         }
-        Ok(())
+        worked
     }
 }
 
-/// What the background thread does at each look. It holds nothing that keeps the trees open.
-fn look(trees: &Arc<Open>) -> impl Fn() + Send + 'static {
-    let trees = Arc::downgrade(trees);
-    move || {
-        if let Some(trees) = trees.upgrade() {
-            // What failed is tried again at the next look.
-            let _ = trees.work();
-        }
-    }
+/// What the background thread does at each look. The trees that it has do not keep it running.
+fn look(trees: Arc<Open>) -> impl Fn() + Send + 'static {
+    // What failed is tried again at the next look.
+    move || drop(trees.work())
 }
 
 fn id_of(row: &[u8]) -> Result<u32> {
     let id = row.try_into().map(u32::from_be_bytes);
-    id.map_err(|_| Error::damaged("the id of a tree has not four bytes"))
+    let id = id.map_err(|_| Error::damaged("the id of a tree has not four bytes"))?;
+    // There is always a next one.
+    match id {
+        u32::MAX => Err(Error::damaged("the id of a tree is too large")),
+        id => Ok(id),
+    }
 }
 
 fn check_name(name: &str) -> Result<()> {

@@ -107,40 +107,65 @@ impl<C, A> Turns<C, A> {
     /// Does a change of this thread with those of others, and some of those that are queued meanwhile.
     fn lead(&self, change: C, together: &dyn Fn(&mut [C]) -> Option<Vec<A>>) -> Outcome<C, A> {
         let _leading = Leading(self);
-        let (mut changes, mut asking) = (vec![change], vec![None]);
+        let mut round = Round {
+            changes: vec![change],
+            asking: vec![None],
+        };
         let mut own = None;
         for _ in 0..ROUNDS_MAX {
-            self.take_waiting(&mut changes, &mut asking);
-            if changes.is_empty() {
+            self.take_waiting(&mut round);
+            if round.changes.is_empty() {
                 break;
             }
-            let answers = together(&mut changes);
-            let answers = answers.map_or_else(Vec::new, |answers| answers.into_iter().map(Some).collect());
-            let mut answers = answers.into_iter();
-            for (change, asking) in changes.drain(..).zip(asking.drain(..)) {
-                let outcome = answers.next().flatten().ok_or(change);
-                match asking {
-                    Some(queued) => queued.tell(Progress::Done(outcome)),
-                    None => own = Some(outcome),
-                }
-            }
+            let answers = together(&mut round.changes).unwrap_or_default();
+            own = round.end(answers).or(own);
         }
         own.expect("the first round has the change of the thread itself")
     }
 
     /// Takes queued changes, as many as there is room for.
-    fn take_waiting(&self, changes: &mut Vec<C>, asking: &mut Vec<Asking<C, A>>) {
+    fn take_waiting(&self, round: &mut Round<C, A>) {
         let mut line = locked(&self.line);
-        while changes.len() < TOGETHER_MAX
+        while round.changes.len() < TOGETHER_MAX
             && let Some(queued) = line.waiting.pop_front()
         {
             let progress = mem::replace(&mut *locked(&queued.progress), Progress::Taken);
             let Progress::Waits(change) = progress else {
                 unreachable!("a change waits until it is taken");
             };
-            changes.push(change);
-            asking.push(Some(queued));
+            round.changes.push(change);
+            round.asking.push(Some(queued));
         }
+    }
+}
+
+/// Changes that are done together, and who waits for each.
+struct Round<C, A> {
+    changes: Vec<C>,
+    asking: Vec<Asking<C, A>>,
+}
+
+impl<C, A> Round<C, A> {
+    /// Tells all threads what became of their changes; without an answer they get the change back. Returns the outcome of the
+    /// change of the thread itself.
+    fn end(&mut self, answers: Vec<A>) -> Option<Outcome<C, A>> {
+        let mut answers = answers.into_iter();
+        let mut own = None;
+        for (change, asking) in self.changes.drain(..).zip(self.asking.drain(..)) {
+            let outcome = answers.next().ok_or(change);
+            match asking {
+                Some(queued) => queued.tell(Progress::Done(outcome)),
+                None => own = Some(outcome),
+            }
+        }
+        own
+    }
+}
+
+impl<C, A> Drop for Round<C, A> {
+    fn drop(&mut self) {
+        // After a panic no thread may wait for what does not come.
+        self.end(Vec::new());
     }
 }
 
@@ -219,5 +244,38 @@ mod tests {
         assert_eq!(sum.load(Ordering::Relaxed), all.sum::<u64>());
         assert!(!locked(&turns.line).is_led);
         println!("at most {together_most:?} together");
+    }
+
+    #[test]
+    fn a_panic_of_the_thread_at_work_leaves_no_other_thread_waiting() {
+        let turns = Turns::<u64, u64>::default();
+        let answered = |changes: &mut [u64]| Some(changes.to_vec());
+        let is_led = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let (turns, is_led) = (&turns, &is_led);
+            let leader = scope.spawn(move || {
+                let rounds = AtomicU64::new(0);
+                let together = |changes: &mut [u64]| {
+                    is_led.store(true, Ordering::SeqCst);
+                    if rounds.fetch_add(1, Ordering::SeqCst) > 0 {
+                        panic!("a test");
+                    }
+                    while locked(&turns.line).waiting.len() < 2 {
+                        thread::yield_now();
+                    }
+                    Some(changes.to_vec())
+                };
+                turns.take(1, &together)
+            });
+            while !is_led.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            let others = [2, 3].map(|change| scope.spawn(move || turns.take(change, &answered)));
+            assert!(leader.join().is_err());
+            for (other, change) in others.into_iter().zip([2, 3]) {
+                assert_eq!(other.join().unwrap(), Err(change));
+            }
+        });
+        assert_eq!(turns.take(4, &answered), Ok(4));
     }
 }

@@ -179,8 +179,8 @@ impl TreeWatch {
         self.examined
     }
 
-    /// The next changes, in order, as soon as there are any; `None`: there were none in the given time. A revision with very
-    /// many changes comes in several batches.
+    /// The next changes, in order, as soon as there are any; `None`: there were none in the given time. With no time at all it
+    /// looks at everything that there is. A revision with very many changes comes in several batches.
     ///
     /// # Errors
     /// [`TreeError::Compacted`], and those of reading.
@@ -193,7 +193,7 @@ impl TreeWatch {
                 return Ok(Some(events));
             }
             let left = until.map_or(timeout, |until| until.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
+            if left.is_zero() && !(has_more && timeout.is_zero()) {
                 return Ok(None);
             }
             if !has_more {

@@ -4,9 +4,8 @@ use duramen_engine::Result;
 use duramen_topic::{Message, TopicWrites};
 
 use super::TreeWrites;
-use crate::error::TreeError;
 use crate::node::ChangeKind;
-use crate::rules::QuotaUse;
+use crate::rules::{QuotaUse, Trigger};
 use crate::tables::{QUOTA, rule_key};
 
 /// A change of a path, as its effects see it.
@@ -20,6 +19,17 @@ pub(super) struct Effect<'a> {
 }
 
 impl Effect<'_> {
+    fn kind(&self) -> ChangeKind {
+        match self.payload {
+            Some(_) => ChangeKind::Put,
+            None => ChangeKind::Delete,
+        }
+    }
+
+    fn is_for(&self, trigger: &Trigger) -> bool {
+        trigger.kind.is_none_or(|wanted| wanted == self.kind()) && trigger.pattern.matches(self.path)
+    }
+
     /// How many nodes and bytes there are more.
     fn growth(&self) -> (i64, i64) {
         let counted = |bytes: usize| (bytes + self.path.len()) as i64;
@@ -52,6 +62,16 @@ impl TreeWrites<'_> {
         Ok(())
     }
 
+    /// Refuses a change for which a trigger has no topic, before anything of it is written.
+    pub(super) fn check_topics(&self, effect: &Effect<'_>) -> Result<()> {
+        let rules = &self.rules;
+        let mut triggers = rules.triggers.iter();
+        triggers.try_for_each(|(name, trigger)| match effect.is_for(trigger) {
+            true => rules.topic(name, trigger).map(drop),
+            false => Ok(()),
+        })
+    }
+
     /// Does what the projections and triggers of a path say.
     pub(super) fn follow(&mut self, effect: &Effect<'_>) -> Result<()> {
         if self.rules.is_empty() {
@@ -72,23 +92,16 @@ impl TreeWrites<'_> {
                 None => self.tx.delete(&map, effect.path)?,
             }
         }
-        let (kind, said) = match effect.payload {
-            Some(_) => (ChangeKind::Put, "put"),
-            None => (ChangeKind::Delete, "delete"),
+        let said = match effect.kind() {
+            ChangeKind::Put => "put",
+            ChangeKind::Delete => "delete",
         };
         let revision = self.state.revision.to_string();
         for (name, trigger) in &rules.triggers {
-            if trigger.kind.is_some_and(|wanted| wanted != kind) || !trigger.pattern.matches(effect.path) {
+            if !effect.is_for(trigger) {
                 continue;
             }
-            let topic = match &rules.topics {
-                Some(topics) => topics.get(&trigger.topic)?,
-                None => None,
-            };
-            let topic = topic.ok_or_else(|| TreeError::TriggerTopic {
-                trigger: name.clone(),
-                topic: trigger.topic.clone(),
-            })?;
+            let topic = rules.topic(name, trigger)?;
             let message = Message::new(effect.payload.unwrap_or_default())
                 .key(effect.path)
                 .header("change", said)

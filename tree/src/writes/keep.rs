@@ -4,16 +4,18 @@
 //! conditions do not hold any more is deleted with everything below it, in the transaction of the change. That may end others, and
 //! so on.
 
+use std::mem;
+
 use duramen_engine::Result;
 use duramen_topic::bytes::{Reader, put_bytes, put_number};
 
 use super::{LeaseChange, TreeWrites};
 use crate::condition::Condition;
 use crate::error::TreeError;
-use crate::limits::CONDITION_DEPTH_MAX;
+use crate::limits::{CONDITION_DEPTH_MAX, PATH_BYTES_MAX};
 use crate::node::Node;
 use crate::path::{check, shown};
-use crate::tables::{keeper_key, keepers_prefix, kept_key};
+use crate::tables::{keeper_key, keeper_of, keepers_below, keepers_prefix, kept_key};
 
 /// Conditions with the paths that they are about.
 type Conditions = Vec<(Vec<u8>, Condition)>;
@@ -35,7 +37,23 @@ fn decode(row: &[u8]) -> Result<Conditions> {
         let path = reader.long()?.to_vec();
         Ok((path, Condition::read(&mut reader, CONDITION_DEPTH_MAX)?))
     });
-    conditions.collect()
+    let conditions = conditions.collect::<Result<_>>()?;
+    reader.end()?;
+    Ok(conditions)
+}
+
+/// Refuses two paths that do not fit into one key.
+fn check_both(path: &[u8], watched: &[u8]) -> Result<()> {
+    check(watched)?;
+    let zeros = watched.iter().filter(|byte| **byte == 0).count();
+    if path.len() + watched.len() + zeros <= PATH_BYTES_MAX {
+        return Ok(());
+    }
+    let cause = format!(
+        "it is about {:?}, which has more than 1,000 bytes together with the path of the node",
+        shown(&watched[..watched.len().min(100)])
+    );
+    Err(TreeError::InvalidCondition { cause }.into())
 }
 
 impl TreeWrites<'_> {
@@ -53,10 +71,11 @@ impl TreeWrites<'_> {
         conditions: &[(&[u8], Condition)],
     ) -> Result<()> {
         let path = path.as_ref();
+        check(path)?;
         for (watched, condition) in conditions {
-            check(watched)?;
+            check_both(path, watched)?;
             let node = match *watched == path {
-                true => Some(self.node_after_put(path, payload.as_ref())?),
+                true => Some(self.node_after_put(path, payload.as_ref(), lease)?),
                 false => self.reading().node(watched)?,
             };
             if !condition.holds_as(&self.reading(), watched, node)? {
@@ -64,10 +83,14 @@ impl TreeWrites<'_> {
                 return Err(TreeError::NotKept { path, watched }.into());
             }
         }
-        self.put_with(path, payload, lease)?;
+        // What the put ends comes after the new conditions: the node may be among it.
+        let was_ending = mem::replace(&mut self.is_ending, true);
+        let put = self.put_with(path, payload, lease);
+        self.is_ending = was_ending;
+        put?;
         self.forget_kept(path)?;
         if conditions.is_empty() {
-            return Ok(());
+            return self.end_unkept();
         }
         let conditions: Conditions = conditions
             .iter()
@@ -78,19 +101,26 @@ impl TreeWrites<'_> {
         for (watched, _) in &conditions {
             self.tx.put(&rules, keeper_key(id, watched, path), b"")?;
         }
-        self.state.kept += 1;
-        self.put_state()
+        self.state.kept = self.state.kept.saturating_add(1);
+        self.put_state()?;
+        // The put itself may have changed what a condition is about.
+        self.suspects.insert(path.to_vec());
+        self.end_unkept()
     }
 
-    /// The node that a put is about to make, for a condition on itself; without its lease.
-    fn node_after_put(&self, path: &[u8], payload: &[u8]) -> Result<Node> {
+    /// The node that a put is about to make, for a condition on itself.
+    fn node_after_put(&self, path: &[u8], payload: &[u8], lease: LeaseChange) -> Result<Node> {
         let revision = self.next_revision();
         let old = self.reading().node(path)?;
         Ok(Node {
             create_revision: old.as_ref().map_or(revision, |old| old.create_revision),
             revision,
-            version: old.map_or(0, |old| old.version) + 1,
-            lease: 0,
+            version: old.as_ref().map_or(0, |old| old.version).saturating_add(1),
+            lease: match lease {
+                LeaseChange::Detach => 0,
+                LeaseChange::Keep => old.map_or(0, |old| old.lease),
+                LeaseChange::Attach(lease) => lease,
+            },
             payload: payload.to_vec(),
         })
     }
@@ -131,14 +161,24 @@ impl TreeWrites<'_> {
         }
         let prefix = keepers_prefix(self.tree.id, path);
         let mut rows = self.tx.range(&self.tree.tables.rules, &prefix[..]..)?;
-        let mut keepers = Vec::new();
         while let Some((key, _)) = rows.next()?
             && let Some(keeper) = key.strip_prefix(&prefix[..])
         {
-            keepers.push(keeper.to_vec());
+            self.suspects.insert(keeper.to_vec());
         }
-        drop(rows);
-        self.suspects.extend(keepers);
+        Ok(())
+    }
+
+    /// Notes that nodes with conditions on paths below a path may have to end.
+    pub(crate) fn suspect_keepers_below(&mut self, path: &[u8]) -> Result<()> {
+        if self.state.kept == 0 {
+            return Ok(());
+        }
+        let (low, high) = keepers_below(self.tree.id, path);
+        let mut rows = self.tx.range(&self.tree.tables.rules, &low[..]..&high[..])?;
+        while let Some((key, _)) = rows.next()? {
+            self.suspects.insert(keeper_of(key)?);
+        }
         Ok(())
     }
 
@@ -148,16 +188,26 @@ impl TreeWrites<'_> {
             return Ok(());
         }
         self.is_ending = true;
-        while let Some(path) = self.suspects.pop_first() {
-            let mut is_kept = true;
-            for (watched, condition) in self.kept_while(&path)? {
-                is_kept = is_kept && condition.holds(&self.reading(), &watched)?;
-            }
-            if !is_kept {
-                self.delete_subtree(&path)?;
+        let mut ended = Ok(());
+        while ended.is_ok()
+            && let Some(path) = self.suspects.pop_first()
+        {
+            ended = self.end_if_unkept(&path);
+            if ended.is_err() {
+                // What could not be ended now is tried again.
+                self.suspects.insert(path);
             }
         }
         self.is_ending = false;
+        ended
+    }
+
+    fn end_if_unkept(&mut self, path: &[u8]) -> Result<()> {
+        for (watched, condition) in self.kept_while(path)? {
+            if !condition.holds(&self.reading(), &watched)? {
+                return self.delete_subtree(path).map(drop);
+            }
+        }
         Ok(())
     }
 }

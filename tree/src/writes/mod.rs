@@ -6,7 +6,7 @@
 mod effects;
 mod keep;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use duramen_engine::{Error, Reason, Result, Transaction};
@@ -23,8 +23,7 @@ use crate::rules::Rules;
 use crate::shared::Shared;
 use crate::state::State;
 use crate::tables::{
-    attached_key, change_key, change_of, child_key, mark_key, node_key, parent_key, parents_below, state_key,
-    version_key,
+    attached_key, change_key, child_key, mark_key, node_key, parent_key, parents_below, state_key, version_key,
 };
 
 /// Changes a tree in a transaction; see [`crate::Tree::writes`].
@@ -37,6 +36,8 @@ pub struct TreeWrites<'t> {
     /// Whether the revision is that of these changes already.
     has_begun: bool,
     next_sub: u32,
+    /// Nodes that these changes have created, with the subs of their changes.
+    created: HashMap<Vec<u8>, u32>,
     pub(crate) rules: Arc<Rules>,
     /// Paths of nodes that may have to end.
     suspects: BTreeSet<Vec<u8>>,
@@ -67,6 +68,7 @@ impl<'t> TreeWrites<'t> {
             state,
             has_begun: false,
             next_sub: 0,
+            created: HashMap::new(),
             rules,
             suspects: BTreeSet::new(),
             is_ending: false,
@@ -153,6 +155,7 @@ impl<'t> TreeWrites<'t> {
             old_bytes: old_head.map(|head| head.payload.len()),
             payload: Some(payload),
         };
+        self.check_topics(&effect)?;
         self.count_quotas(&effect)?;
         self.begin_revision()?;
         let revision = self.state.revision;
@@ -163,7 +166,7 @@ impl<'t> TreeWrites<'t> {
         let node = Node {
             create_revision: old_head.map_or(revision, |head| head.create_revision),
             revision,
-            version: old_head.map_or(0, |head| head.version) + 1,
+            version: old_head.map_or(0, |head| head.version).saturating_add(1),
             lease,
             payload: payload.to_vec(),
         };
@@ -265,6 +268,7 @@ impl<'t> TreeWrites<'t> {
             old_bytes: Some(head.payload.len()),
             payload: None,
         };
+        self.check_topics(&effect)?;
         self.count_quotas(&effect)?;
         self.begin_revision()?;
         self.note(ChangeKind::Delete, path, Some(&old))?;
@@ -290,6 +294,13 @@ impl<'t> TreeWrites<'t> {
         check(path)?;
         let (low, high) = below(path);
         let is_node = self.reading().exists(path)?;
+        if is_node {
+            self.check_topics(&Effect {
+                path,
+                old_bytes: None,
+                payload: None,
+            })?;
+        }
         let below = self.note_deleted((&low, &high))?;
         if below == 0 {
             return self.delete(path).map(|deleted| u64::from(deleted.is_some()));
@@ -304,6 +315,9 @@ impl<'t> TreeWrites<'t> {
         self.delete_children_of(path)?;
         let tables = &self.tree.tables;
         self.tx.delete(&tables.parents, parent_key(id, Some(path)))?;
+        // Those for a path without a node are about its children.
+        self.suspect_keepers_of(path)?;
+        self.suspect_keepers_below(path)?;
         if is_node {
             // Without children it ends like any other node.
             self.delete(path)?;
@@ -356,16 +370,18 @@ impl<'t> TreeWrites<'t> {
         condition.holds(&self.reading(), path.as_ref())
     }
 
-    /// Stores a payload in all nodes whose paths have a pattern; they keep their leases. Returns how many there are.
+    /// Stores a payload in all nodes whose paths have a pattern; they keep their leases. Returns how many.
     ///
     /// # Errors
-    /// As [`TreeWrites::put`].
+    /// As [`TreeWrites::put`]; some of the nodes have the payload then.
     pub fn put_many(&mut self, pattern: &Pattern, payload: impl AsRef<[u8]>) -> Result<u64> {
         let paths = self.matching(pattern)?;
+        let mut count = 0;
         for path in &paths {
-            self.put_with(path, payload.as_ref(), LeaseChange::Keep)?;
+            // One that was kept may have ended with a node before it.
+            count += u64::from(self.put_existing(path, payload.as_ref())?.is_some());
         }
-        Ok(paths.len() as u64)
+        Ok(count)
     }
 
     /// Deletes the nodes whose paths have a pattern. Returns how many.
@@ -471,8 +487,9 @@ impl<'t> TreeWrites<'t> {
         let tables = &self.tree.tables;
         self.tx
             .put(&tables.changes, change_key(self.tree.id, revision, sub), row)?;
-        if old.is_some() {
-            self.tx.put(&tables.versions, version, sub.to_be_bytes())?;
+        match old {
+            Some(_) => self.tx.put(&tables.versions, version, sub.to_be_bytes())?,
+            None => drop(self.created.insert(path.to_vec(), sub)),
         }
         Ok(())
     }
@@ -490,17 +507,7 @@ impl<'t> TreeWrites<'t> {
     /// Removes the change that created a node in this revision.
     fn forget_creation(&mut self, path: &[u8]) -> Result<()> {
         let (id, revision) = (self.tree.id, self.state.revision);
-        let (low, high) = (change_key(id, revision, 0), change_key(id, revision + 1, 0));
-        let mut found = None;
-        let mut rows = self.tx.range(&self.tree.tables.changes, &low[..]..&high[..])?;
-        while let Some((key, row)) = rows.next()? {
-            if ChangeRow::decode(&row)?.path == path {
-                found = Some(change_of(key)?.1);
-                break;
-            }
-        }
-        drop(rows);
-        match found {
+        match self.created.remove(path) {
             Some(sub) => self.tx.delete(&self.tree.tables.changes, change_key(id, revision, sub)),
             None => Ok(()),
         }
@@ -522,6 +529,15 @@ impl<'t> TreeWrites<'t> {
         drop(rows);
         if gone.is_empty() {
             return Ok(0);
+        }
+        if !self.rules.is_empty() {
+            for (path, _) in &gone {
+                self.check_topics(&Effect {
+                    path,
+                    old_bytes: None,
+                    payload: None,
+                })?;
+            }
         }
         let is_first = !self.has_begun;
         self.begin_revision()?;
@@ -582,8 +598,8 @@ impl<'t> TreeWrites<'t> {
             let (parent, name) = split(path);
             let children = self.reading().children(parent)?;
             let more = Children {
-                count: children.count + 1,
-                version: children.version + 1,
+                count: children.count.saturating_add(1),
+                version: children.version.saturating_add(1),
             };
             let tables = &self.tree.tables;
             self.tx.put(&tables.children, child_key(id, parent, name), b"")?;
@@ -609,7 +625,7 @@ impl<'t> TreeWrites<'t> {
             let children = self.reading().children(parent)?;
             let fewer = Children {
                 count: children.count.saturating_sub(1),
-                version: children.version + 1,
+                version: children.version.saturating_add(1),
             };
             let tables = &self.tree.tables;
             self.tx.delete(&tables.children, child_key(id, parent, name))?;

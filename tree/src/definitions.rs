@@ -73,8 +73,8 @@ impl TreeWrites<'_> {
             );
             return Err(Reason::InvalidArgument(cause).into());
         }
-        self.put_rule(PROJECTION, name.as_bytes(), projection.encode())?;
-        self.fill(projection)
+        self.fill(projection)?;
+        self.put_rule(PROJECTION, name.as_bytes(), projection.encode())
     }
 
     /// Fills the map of a projection again with the nodes that there are.

@@ -24,7 +24,8 @@ use crate::writes::TreeWrites;
 /// the revisions that created it and changed it last, and how often it was stored. Nodes as they were, and the changes themselves,
 /// are kept until they are compacted.
 ///
-/// Writers take turns, also those of other processes: no write fails because of another one.
+/// Writers take turns, also those of other processes: no write conflicts with another one. It fails only where another transaction
+/// takes longer than [`duramen_engine::Options::lock_timeout`].
 #[derive(Clone, Debug)]
 pub struct Tree {
     shared: Arc<Shared>,
@@ -185,10 +186,11 @@ impl Tree {
         self.shared
             .store
             .refuse_beside("a change of a tree", &self.shared.name)?;
-        match self
-            .turns
-            .take(Box::new(change), &|changes| self.together(changes).ok())
-        {
+        let together = |changes: &mut [Change]| {
+            let done = self.together(changes);
+            done.map_or_else(|failed| answers_of(failed, changes.len()), Some)
+        };
+        match self.turns.take(Box::new(change), &together) {
             Ok(answer) => answer,
             Err(change) => {
                 let answers = self.together(&mut [change])?;
@@ -436,6 +438,40 @@ impl Tree {
     }
 }
 
+/// The answers to changes whose transaction has failed; `None`: each is done again, alone. A change that was alone, or may have been
+/// made, must not be.
+fn answers_of(failed: Error, changes: usize) -> Option<Vec<Result<Answer>>> {
+    let is_over = changes == 1 || failed.is_of_a_made_commit();
+    is_over.then(|| (0..changes).map(|_| Err(failed.clone())).collect())
+}
+
 fn owned(path: impl AsRef<[u8]>, payload: impl AsRef<[u8]>) -> (Vec<u8>, Vec<u8>) {
     (path.as_ref().to_vec(), payload.as_ref().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use duramen_engine::Reason;
+
+    use super::*;
+
+    #[test]
+    fn a_change_that_may_have_been_made_is_not_made_again() {
+        let not_synced = Error::from(Reason::NotSynced {
+            commit: 1,
+            process: 1,
+            waited: Duration::ZERO,
+        });
+        for changes in [1, 3] {
+            let answers = answers_of(not_synced.clone(), changes).unwrap();
+            assert_eq!(answers.len(), changes);
+            assert!(
+                answers
+                    .into_iter()
+                    .all(|answer| answer.unwrap_err().is_of_a_made_commit())
+            );
+        }
+        assert!(answers_of(Reason::Closed.into(), 1).is_some());
+        assert!(answers_of(Reason::Closed.into(), 2).is_none());
+    }
 }

@@ -7,7 +7,8 @@
 //! own, in one commit.
 //!
 //! A call returns after the commit with its change. A change that is refused leaves nothing behind, and the others are done. When
-//! the transaction itself fails, each thread does its change alone: so none gets the error of another one.
+//! the transaction itself fails, each thread does its change alone: so none gets the error of another one. Where the commit may have
+//! been made, all get its error instead: none is done twice.
 
 use std::collections::VecDeque;
 use std::fmt;

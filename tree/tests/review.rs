@@ -523,3 +523,450 @@ fn what_several_writes_of_a_transaction_do_is_what_a_watch_tells() {
     }
     assert!(last > 100, "{last}");
 }
+
+#[test]
+fn a_projection_goes_on_beside_a_program_that_drops_its_map() {
+    let disk = SimDisk::new(1);
+    let (store, _trees, tree) = open(&disk);
+    let projection = Projection {
+        pattern: pattern("**"),
+        map: "map".into(),
+    };
+    tree.transact(|tree| tree.set_projection("map", &projection)).unwrap();
+    let mut tx = store.begin(TransactionOptions::new()).unwrap();
+    tree.writes(&mut tx).unwrap().put("a", "1").unwrap();
+    store.transact(|tx| tx.drop_map("map")).unwrap();
+    let conflict = tx.commit().unwrap_err();
+    assert!(conflict.is_conflict(), "{conflict}");
+    tree.put("a", "1").unwrap();
+    assert!(store.maps().get("map").unwrap().is_none());
+    store.map("map").unwrap();
+    assert_eq!(tree.transact(|tree| tree.rebuild_projection("map")).unwrap(), 1);
+}
+
+#[test]
+fn rules_of_a_transaction_that_was_rolled_back_are_forgotten() {
+    let disk = SimDisk::new(1);
+    let (store, trees, tree) = open(&disk);
+    let other = Trees::open_with(&store, TreesOptions::new().background(false)).unwrap();
+    let other = other.get("tree").unwrap().unwrap();
+    let mut tx = store.begin(TransactionOptions::new()).unwrap();
+    let savepoint = tx.savepoint().unwrap();
+    let full = Quota::default();
+    tree.writes(&mut tx).unwrap().set_quota("a", full).unwrap();
+    assert!(tree.writes(&mut tx).unwrap().put("a", "").is_err());
+    tx.rollback_to(&savepoint).unwrap();
+    tree.writes(&mut tx).unwrap().set_quota("b", full).unwrap();
+    tree.writes(&mut tx).unwrap().put("a", "").unwrap();
+    tx.rollback();
+    tree.put("b", "").unwrap();
+    other.transact(|tree| tree.set_quota("a", full)).unwrap();
+    assert!(tree.put("a/b", "").is_err() && other.put("a/b", "").is_err());
+    other
+        .transact(|tree| tree.set_quota("a", Quota { nodes: 1, bytes: 9 }))
+        .unwrap();
+    tree.put("a/b", "").unwrap();
+    assert!(other.put("a/c", "").is_err());
+    other.transact(|tree| tree.remove_quota("a")).unwrap();
+    tree.put("a/c", "").unwrap();
+    // Of a tree that was deleted and made again nothing is left.
+    other.transact(|tree| tree.set_quota("a", full)).unwrap();
+    let mut watch = tree.watch(WatchOptions::all()).unwrap();
+    assert!(trees.delete("tree").unwrap());
+    let again = trees.ensure("tree").unwrap();
+    again.put("a", "new").unwrap();
+    assert_eq!(again.revision().unwrap(), 2);
+    for error in [
+        tree.put("a", "").unwrap_err(),
+        tree.get("a").unwrap_err(),
+        watch.next(Duration::ZERO).unwrap_err(),
+        tree.compact(1).unwrap_err(),
+        tree.grant_lease(Duration::from_secs(1)).unwrap_err(),
+    ] {
+        assert!(
+            matches!(TreeError::of(&error), Some(TreeError::UnknownTree { .. })),
+            "{error}"
+        );
+    }
+    assert_eq!(nodes_at(&again, 2).len(), 1);
+    trees.work().unwrap();
+}
+
+#[test]
+fn a_transaction_of_another_store_is_refused() {
+    let disks = [SimDisk::new(1), SimDisk::new(2)];
+    let (_store, _trees, tree) = open(&disks[0]);
+    let (other, _others, _tree) = open(&disks[1]);
+    let mut tx = other.begin(TransactionOptions::new()).unwrap();
+    assert!(tree.writes(&mut tx).and_then(|mut tree| tree.put("a", "")).is_err());
+}
+
+#[test]
+fn a_closed_store_and_one_that_is_only_read_refuse_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let empty = tempfile::tempdir().unwrap();
+    Store::open(empty.path()).unwrap().close().unwrap();
+    let read_only = Options::new().read_only(true).open(empty.path()).unwrap();
+    let error = Trees::open(&read_only).unwrap_err();
+    assert!(matches!(TreeError::of(&error), Some(TreeError::NoTrees)), "{error}");
+    let trees = Trees::open(&store).unwrap();
+    let tree = trees.ensure("tree").unwrap();
+    tree.put("a", "1").unwrap();
+    let lease = tree.grant_lease(Duration::from_secs(1)).unwrap();
+    let read_only = Options::new().read_only(true).open(directory.path()).unwrap();
+    let read = Trees::open(&read_only).unwrap();
+    let same = read.ensure("tree").unwrap();
+    let mut watch = same.watch(WatchOptions::all()).unwrap();
+    assert!(same.put("a", "2").is_err() && read.ensure("other").is_err() && same.revoke_lease(lease.id).is_err());
+    assert_eq!(same.get("a").unwrap().unwrap().payload, b"1");
+    tree.put("a", "2").unwrap();
+    assert_eq!(watch.next(Duration::from_secs(5)).unwrap().unwrap().len(), 1);
+    drop((same, watch, read, read_only));
+    std::thread::sleep(Duration::from_millis(700));
+    store.close().unwrap();
+    let error = tree.put("a", "3").unwrap_err();
+    assert!(matches!(error.reason(), Reason::Closed), "{error}");
+    assert!(tree.get("a").is_err() && trees.ensure("other").is_err() && trees.work().is_err());
+    Options::new().exclusive(true).open(directory.path()).unwrap();
+}
+
+#[test]
+fn writes_in_a_usual_transaction_conflict_with_every_change_and_run_again() {
+    let disk = SimDisk::new(1);
+    let (store, _trees, tree) = open(&disk);
+    let mut runs = 0;
+    store
+        .transact(|tx| {
+            runs += 1;
+            tree.writes(tx)?.put("a", format!("{runs}"))?;
+            if runs < 3 {
+                let other = tree.clone();
+                std::thread::spawn(move || other.put(format!("other/{}", other.revision().unwrap()), "").unwrap())
+                    .join()
+                    .unwrap();
+            }
+            tree.writes(tx)?.put("b", "").map(drop)
+        })
+        .unwrap();
+    assert_eq!((runs, tree.revision().unwrap()), (3, 5));
+    assert_eq!(tree.get("a").unwrap().unwrap().payload, b"3");
+    let mut watch = tree.watch(WatchOptions::all().from_revision(2)).unwrap();
+    let revisions: Vec<_> = watch
+        .next(Duration::ZERO)
+        .unwrap()
+        .unwrap()
+        .iter()
+        .map(|event| event.revision)
+        .collect();
+    assert_eq!(revisions, [2, 3, 4, 5]);
+}
+
+#[test]
+fn a_view_reads_on_after_a_compaction_to_the_newest_revision() {
+    let disk = SimDisk::new(1);
+    let (_store, trees, tree) = open(&disk);
+    for number in 0..50 {
+        tree.put(format!("a/{}", number % 7), format!("{number}")).unwrap();
+    }
+    let view = tree.view().unwrap();
+    let mut watch = tree.watch(WatchOptions::all().from_revision(51)).unwrap();
+    let mut late = tree.watch(WatchOptions::all().from_revision(50)).unwrap();
+    tree.compact(51).unwrap();
+    assert_eq!(view.at_revision(3).unwrap().count_subtree("a").unwrap(), 2);
+    assert_eq!(tree.view_at(51).unwrap().count_subtree("a").unwrap(), 7);
+    let error = tree.view_at(50).unwrap_err();
+    assert!(
+        matches!(TreeError::of(&error), Some(TreeError::Compacted { first: 51, .. })),
+        "{error}"
+    );
+    let event = watch.next(Duration::ZERO).unwrap().unwrap().remove(0);
+    assert_eq!((event.revision, event.node.unwrap().version), (51, 8));
+    let error = late.next(Duration::ZERO).unwrap_err();
+    assert!(
+        matches!(TreeError::of(&error), Some(TreeError::Compacted { .. })),
+        "{error}"
+    );
+    trees.work().unwrap();
+}
+
+/// Rows that were changed at random: no call panics or goes round without end.
+#[test]
+fn damaged_rows_are_errors() {
+    let seed = std::env::var("DURAMEN_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    println!("DURAMEN_SEED={seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for round in 0..150 {
+        let disk = SimDisk::new(1);
+        let (store, trees, tree) = open(&disk);
+        let lease = tree.grant_lease(Duration::from_millis(5)).unwrap();
+        Topics::open(&store)
+            .unwrap()
+            .create("changes", TopicOptions::new())
+            .unwrap();
+        tree.transact(|tree| {
+            tree.put_with("a/b", "1", LeaseChange::Attach(lease.id))?;
+            tree.put("a/c", "1")?;
+            tree.put_keeping("k", "", LeaseChange::Detach, &[(b"a/c", Condition::Exists)])?;
+            tree.set_quota("a", Quota { nodes: 9, bytes: 99 })?;
+            let trigger = Trigger {
+                pattern: pattern("a/*"),
+                kind: None,
+                topic: "changes".into(),
+            };
+            tree.set_trigger("trigger", &trigger)?;
+            tree.set_projection(
+                "map",
+                &Projection {
+                    pattern: pattern("a/*"),
+                    map: "map".into(),
+                },
+            )
+        })
+        .unwrap();
+        tree.put("a/c", "2").unwrap();
+        let names = [
+            "trees", "nodes", "changes", "versions", "children", "parents", "leases", "rules",
+        ];
+        for _ in 0..rng.usize(1..4) {
+            let map = store
+                .reserved_map(&format!("tree.{}", names[rng.usize(..names.len())]))
+                .unwrap();
+            let rows: Vec<(Vec<u8>, Vec<u8>)> = store
+                .snapshot()
+                .unwrap()
+                .range(&map, ..)
+                .unwrap()
+                .iter()
+                .map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())).unwrap())
+                .collect();
+            if rows.is_empty() {
+                continue;
+            }
+            let (mut key, mut row) = rows[rng.usize(..rows.len())].clone();
+            let broken = if rng.u8(..3) == 0 { &mut key } else { &mut row };
+            match rng.u8(..5) {
+                0 => broken.truncate(rng.usize(..=broken.len())),
+                1 if !broken.is_empty() => {
+                    let at = rng.usize(..broken.len());
+                    broken[at] = rng.u8(..);
+                }
+                2 => broken.iter_mut().for_each(|byte| *byte = 255),
+                3 => broken
+                    .splice(.., [255, 255, 255, 255, 255, 255, 255, 255, 255, 1])
+                    .for_each(drop),
+                _ => broken.push(rng.u8(..)),
+            }
+            store.transact(|tx| tx.put(&map, &key, &row)).unwrap();
+        }
+        disk.advance(Duration::from_secs(3));
+        let name = "tree";
+        let _ = trees.ensure("other").and_then(|tree| tree.put("a", ""));
+        let _ = trees.list();
+        let _ = trees.work();
+        let Ok(Some(tree)) = trees.get(name) else { continue };
+        let _ = tree.put("a/b", "2");
+        let _ = tree.put("a/d/e", "2");
+        let _ = tree.keep_lease_alive(lease.id);
+        let _ = tree.grant_lease(Duration::from_secs(9));
+        if let Ok(view) = tree.view() {
+            let _ = (view.leases(), view.triggers(), view.projections(), view.quotas());
+            for revision in 0..=view.revision().min(9) {
+                if let Ok(view) = view.at_revision(revision) {
+                    let _ = (
+                        view.top(None, 9),
+                        view.children("a", None, 9),
+                        view.count(&pattern("**")),
+                        view.get("a/c"),
+                    );
+                }
+            }
+        }
+        for from in [1, 2, 3] {
+            if let Ok(mut watch) = tree.watch(WatchOptions::all().from_revision(from)) {
+                let _ = watch.next(Duration::ZERO);
+                let _ = watch.next(Duration::ZERO);
+            }
+        }
+        let _ = tree.delete("a/c");
+        let _ = tree.delete_subtree("a");
+        let _ = tree.revoke_lease(lease.id);
+        let _ = tree.transact(|tree| tree.rebuild_projection("map"));
+        let _ = tree.compact(3);
+        let _ = trees.delete(name);
+        println!("round {round}");
+    }
+}
+
+#[test]
+fn leases_end_with_all_of_their_nodes_and_no_others() {
+    let disk = SimDisk::new(1);
+    let (_store, trees, tree) = open(&disk);
+    let short = tree.grant_lease(Duration::from_secs(4)).unwrap().id;
+    let long = tree.grant_lease(Duration::from_secs(1_000)).unwrap().id;
+    tree.transact(|tree| {
+        for number in 0..2_500 {
+            tree.put_with(format!("n/{number}"), "", LeaseChange::Attach(short))?;
+        }
+        tree.put_with("n/1", "moved", LeaseChange::Attach(long))?;
+        tree.put("n/2", "free")?;
+        tree.delete("n/3")?;
+        tree.create("n/3", "again")
+    })
+    .unwrap();
+    for wrong in [0, 77] {
+        let error = tree
+            .transact(|tree| tree.put_with("x", "", LeaseChange::Attach(wrong)).map(drop))
+            .unwrap_err();
+        assert!(
+            matches!(TreeError::of(&error), Some(TreeError::LeaseGone { .. })),
+            "{error}"
+        );
+    }
+    for (id, ttl) in [(0, 1_000), (5, 0), (5, u64::MAX)] {
+        let error = tree
+            .transact(|tree| tree.grant_lease(id, Duration::from_millis(ttl)))
+            .unwrap_err();
+        assert!(
+            matches!(TreeError::of(&error), Some(TreeError::InvalidLease { .. })),
+            "{error}"
+        );
+    }
+    // An hour without a tick counts for two seconds.
+    disk.advance(Duration::from_secs(3_600));
+    trees.work().unwrap();
+    assert_eq!(tree.count(&pattern("n/*")).unwrap(), 2_500);
+    tree.keep_lease_alive(short).unwrap();
+    for _ in 0..3 {
+        disk.advance(Duration::from_secs(1));
+        trees.work().unwrap();
+    }
+    assert_eq!(tree.count(&pattern("n/*")).unwrap(), 2_500);
+    disk.advance(Duration::from_secs(1));
+    let error = tree.keep_lease_alive(short).unwrap_err();
+    assert!(
+        matches!(TreeError::of(&error), Some(TreeError::LeaseGone { .. })),
+        "{error}"
+    );
+    trees.work().unwrap();
+    let left: Vec<_> = tree
+        .get_many(&pattern("n/*"), 9)
+        .unwrap()
+        .into_iter()
+        .map(|(path, _)| path)
+        .collect();
+    assert_eq!(left, [b"n/1", b"n/2", b"n/3"]);
+    // Revoked and granted in one transaction, it is another lease.
+    let deleted = tree.transact(|tree| {
+        let deleted = tree.revoke_lease(long)?;
+        assert!(tree.put_with("n/4", "", LeaseChange::Attach(long)).is_err());
+        tree.grant_lease(long, Duration::from_secs(9))?;
+        tree.put_with("n/4", "", LeaseChange::Attach(long))?;
+        Ok::<_, duramen_engine::Error>(deleted)
+    });
+    assert_eq!(deleted.unwrap(), 1);
+    assert_eq!(tree.view().unwrap().lease_paths(long, 9).unwrap(), [b"n/4"]);
+}
+
+#[test]
+fn long_chains_of_kept_nodes_end_in_one_revision() {
+    let disk = SimDisk::new(1);
+    let (_store, _trees, tree) = open(&disk);
+    tree.put("0", "").unwrap();
+    tree.transact(|tree| {
+        for number in 1..3_000 {
+            let before = (number - 1).to_string();
+            let conditions = [(before.as_bytes(), Condition::Exists)];
+            tree.put_keeping(number.to_string(), "", LeaseChange::Detach, &conditions)?;
+        }
+        Ok::<_, duramen_engine::Error>(())
+    })
+    .unwrap();
+    let before = tree.revision().unwrap();
+    tree.delete("0").unwrap();
+    assert_eq!(
+        (tree.count(&pattern("**")).unwrap(), tree.revision().unwrap()),
+        (0, before + 1)
+    );
+    let mut watch = tree.watch(WatchOptions::all().from_revision(before + 1)).unwrap();
+    let mut events = 0;
+    while let Some(batch) = watch.next(Duration::ZERO).unwrap() {
+        events += batch.len();
+    }
+    assert_eq!(events, 3_000);
+}
+
+#[test]
+fn patterns_do_not_read_past_their_paths() {
+    let disk = SimDisk::new(1);
+    let (_store, _trees, tree) = open(&disk);
+    let names = ["", "a", "a*", "b", "ab", "\u{e9}"];
+    let mut paths = Vec::new();
+    for first in names {
+        paths.push(first.to_string());
+        for second in names {
+            paths.push(format!("{first}/{second}"));
+            paths.extend(names.map(|third| format!("{first}/{second}/{third}")));
+        }
+    }
+    paths.retain(|path| !path.is_empty());
+    tree.transact(|tree| paths.iter().try_for_each(|path| tree.put(path, "").map(drop)))
+        .unwrap();
+    let parts = ["**", "*", "a*", "a", r"a\*", "", "{a|b}", "{(?i)A.?}", "{.*}", "{}"];
+    let mut texts: Vec<String> = parts.map(String::from).to_vec();
+    for first in parts {
+        texts.extend(parts.map(|second| format!("{first}/{second}")));
+        texts.extend(parts.map(|second| format!("{first}/**/{second}")));
+        texts.extend(parts.map(|second| format!("{first}/{second}/**")));
+    }
+    for text in texts {
+        let pattern = pattern(&text);
+        assert_eq!(pattern.to_string(), text);
+        let expected = paths.iter().filter(|path| pattern.matches(path.as_bytes())).count() as u64;
+        assert_eq!(tree.count(&pattern).unwrap(), expected, "{text}");
+        let deleted = tree.transact(|tree| {
+            let deleted = tree.delete_many(&pattern)?;
+            Err::<(), _>(duramen_engine::Error::from(Reason::InvalidArgument(
+                deleted.to_string(),
+            )))
+        });
+        assert!(
+            deleted.unwrap_err().to_string().contains(&expected.to_string()),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_call_waits_for_another_writer_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let wait = Duration::from_secs(1);
+    let store = Options::new().lock_timeout(wait).open(directory.path()).unwrap();
+    let trees = Trees::open_with(&store, TreesOptions::new().background(false)).unwrap();
+    let tree = trees.ensure("tree").unwrap();
+    let tx = store.begin(TransactionOptions::new().exclusive()).unwrap();
+    std::thread::scope(|scope| {
+        let waited = scope.spawn(|| {
+            let begun = Instant::now();
+            let error = tree.put("a", "").unwrap_err();
+            assert!(matches!(error.reason(), Reason::LockTimeout { .. }), "{error}");
+            begun.elapsed()
+        });
+        assert!(waited.join().unwrap() < wait * 9 / 5);
+    });
+    drop(tx);
+}
+
+#[test]
+fn a_watch_waits_as_long_as_it_takes() {
+    let disk = SimDisk::new(1);
+    let (_store, _trees, tree) = open(&disk);
+    let mut watch = tree.watch(WatchOptions::all()).unwrap();
+    let other = tree.clone();
+    let put = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        other.put("a", "").unwrap();
+    });
+    assert_eq!(watch.next(Duration::MAX).unwrap().unwrap().len(), 1);
+    put.join().unwrap();
+}

@@ -83,10 +83,12 @@ impl TreeWrites<'_> {
             .iter()
             .filter(|(_, rule)| rule.pattern.matches(effect.path));
         for (_, projection) in matching {
-            // A program that drops the map ends the projection.
-            let Some(map) = self.tx.existing_map(&projection.map)? else {
+            // While a program has dropped the map, nothing follows.
+            if self.tx.existing_map(&projection.map)?.is_none() {
                 continue;
-            };
+            }
+            // Opened so that dropping it meanwhile is a conflict.
+            let map = self.tx.map(&projection.map)?;
             match effect.payload {
                 Some(payload) => self.tx.put(&map, effect.path, payload)?,
                 None => self.tx.delete(&map, effect.path)?,

@@ -324,6 +324,7 @@ pub(crate) fn deadline_of(key: &[u8]) -> Result<(u64, u64)> {
     };
     number(5)
         .zip(number(13))
+        .filter(|_| key.len() == 21)
         .ok_or_else(|| duramen_engine::Error::damaged("a deadline of a lease has a wrong key"))
 }
 

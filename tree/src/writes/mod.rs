@@ -378,7 +378,7 @@ impl<'t> TreeWrites<'t> {
         let paths = self.matching(pattern)?;
         let mut count = 0;
         for path in &paths {
-            // One that was kept may have ended with a node before it.
+            // A kept node may have ended with a node before it.
             count += u64::from(self.put_existing(path, payload.as_ref())?.is_some());
         }
         Ok(count)

@@ -43,10 +43,25 @@ pub enum Shape {
 }
 
 impl Shape {
-    fn name(self, name: &str) -> String {
+    /// Adds the name to a description, and whether the server can run here.
+    fn describe(self, name: &str, description: Description) -> Description {
         match self {
-            Shape::Together => name.to_string(),
-            Shape::Apart => format!("{name}-apart"),
+            Shape::Together => Description {
+                name: name.to_string(),
+                ..description
+            },
+            // The server is this program again, and the tests of the lab are another program.
+            Shape::Apart if cfg!(test) => Description {
+                name: format!("{name}-apart"),
+                classes: Vec::new(),
+                options: Vec::new(),
+                unavailable: Some("the tests have no program that serves".to_string()),
+                ..description
+            },
+            Shape::Apart => Description {
+                name: format!("{name}-apart"),
+                ..description
+            },
         }
     }
 }
@@ -54,8 +69,7 @@ impl Shape {
 impl Driver for DuramenGrpc {
     fn describe(&self) -> Description {
         let versions = ["duramen-server", "duramen-client", "tonic"].map(locked_version);
-        Description {
-            name: self.0.name("duramen-grpc"),
+        let description = Description {
             version: versions.join(", "),
             classes: vec![
                 (Class::Synced, "acknowledgement level synced".to_string()),
@@ -70,7 +84,8 @@ impl Driver for DuramenGrpc {
             is_broker: true,
             is_no_store: true,
             ..Description::default()
-        }
+        };
+        self.0.describe("duramen-grpc", description)
     }
 
     fn open(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Peer>> {
@@ -85,8 +100,7 @@ impl Driver for DuramenGrpc {
 impl Driver for TonicFloor {
     fn describe(&self) -> Description {
         let nothing = "acknowledged at once, nothing is stored; shown in every class as the floor".to_string();
-        Description {
-            name: self.0.name("tonic-floor"),
+        let description = Description {
             version: locked_version("tonic"),
             classes: [Class::Synced, Class::Written, Class::None]
                 .map(|class| (class, nothing.clone()))
@@ -95,7 +109,8 @@ impl Driver for TonicFloor {
             is_broker: true,
             is_no_store: true,
             ..Description::default()
-        }
+        };
+        self.0.describe("tonic-floor", description)
     }
 
     fn open(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Peer>> {

@@ -342,6 +342,13 @@ pub(crate) fn attached<R: Rows>(rows: &R, leases: &Map, (tree, id): (u32, u64), 
     Ok(paths)
 }
 
+/// A lease of a tree.
+pub(crate) fn one<R: Rows>(rows: &R, leases: &Map, (tree, id): (u32, u64), now_ms: u64) -> Result<Lease> {
+    let row = rows.row(leases, &lease_key(tree, id))?;
+    let row = row.ok_or(TreeError::LeaseGone { id })?;
+    Ok(Stored::decode(&row)?.lease(id, now_ms))
+}
+
 /// All leases of a tree, in the order of their ids.
 pub(crate) fn all<R: Rows>(rows: &R, leases: &Map, tree: u32, now_ms: u64) -> Result<Vec<Lease>> {
     let prefix = leases_prefix(tree);

@@ -122,7 +122,10 @@ impl Trees {
     pub fn delete(&self, name: &str) -> Result<bool> {
         let open = &self.open;
         let options = TransactionOptions::new().exclusive();
-        open.store.transact_with(options, |tx| open.delete_in(tx, name))
+        let deleted = open.store.transact_with(options, |tx| open.delete_in(tx, name))?;
+        let mut known = open.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, tree| tree.name() != name);
+        Ok(deleted)
     }
 
     /// Does once what the background thread does: ends leases that have expired, and removes rows of compacted revisions.

@@ -247,9 +247,8 @@ impl TreeView {
     /// # Errors
     /// [`TreeError::LeaseGone`].
     pub fn lease(&self, id: u64) -> Result<Lease> {
-        let all = self.leases()?;
-        let found = all.binary_search_by_key(&id, |lease| lease.id);
-        found.map(|at| all[at]).map_err(|_| TreeError::LeaseGone { id }.into())
+        let (leases, tree) = (&self.tree.tables.leases, self.tree.id);
+        lease::one(&*self.snapshot, leases, (tree, id), self.lease_time()?)
     }
 
     /// All leases, in the order of their ids. They are those of the newest revision, whatever the revision of the view is.
@@ -258,9 +257,13 @@ impl TreeView {
     /// Those of reading.
     pub fn leases(&self) -> Result<Vec<Lease>> {
         let (leases, id) = (&self.tree.tables.leases, self.tree.id);
-        let clock = LeaseClock::read(&*self.snapshot, leases, id)?;
-        let now = clock.map_or(0, |clock| clock.at(self.tree.store.shared_clock()).millis());
-        lease::all(&*self.snapshot, leases, id, now)
+        lease::all(&*self.snapshot, leases, id, self.lease_time()?)
+    }
+
+    /// The time of the clock of the leases, in milliseconds.
+    fn lease_time(&self) -> Result<u64> {
+        let clock = LeaseClock::read(&*self.snapshot, &self.tree.tables.leases, self.tree.id)?;
+        Ok(clock.map_or(0, |clock| clock.at(self.tree.store.shared_clock()).millis()))
     }
 
     /// Paths of the nodes of a lease, in order, at most `limit`.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use duramen_engine::{Durability, Kind, Maintenance, Options, Store};
 use duramen_io::{FailKind, FailSpan, SimDisk};
-use duramen_tree::{Event, Tree, TreeError, Trees, TreesOptions, WatchOptions};
+use duramen_tree::{Event, LeaseChange, Node, Tree, TreeError, TreeView, Trees, TreesOptions, WatchOptions};
 
 fn options() -> Options {
     Options::new()
@@ -27,9 +27,19 @@ fn tree_of(store: &Store) -> Tree {
     trees.ensure("tree").unwrap()
 }
 
-fn events(tree: &Tree) -> Vec<Event> {
-    let first = tree.view().unwrap().first_revision().unwrap();
-    let mut watch = tree.watch(WatchOptions::all().from_revision(first)).unwrap();
+fn nodes_of(view: &TreeView) -> BTreeMap<Vec<u8>, Node> {
+    let mut nodes = BTreeMap::new();
+    view.range(b"", None, |path, node| {
+        nodes.insert(path.to_vec(), node);
+        Ok(true)
+    })
+    .unwrap();
+    nodes
+}
+
+/// The changes after a revision.
+fn events(tree: &Tree, revision: u64) -> Vec<Event> {
+    let mut watch = tree.watch(WatchOptions::all().from_revision(revision + 1)).unwrap();
     let mut all = Vec::new();
     while let Some(events) = watch.next(Duration::ZERO).unwrap() {
         all.extend(events);
@@ -40,15 +50,10 @@ fn events(tree: &Tree) -> Vec<Event> {
 /// The nodes are what the changes make of them, and lists of children are those of the nodes.
 fn check(tree: &Tree) -> BTreeSet<Vec<u8>> {
     let view = tree.view().unwrap();
-    let mut nodes = BTreeMap::new();
-    view.range(b"", None, |path, node| {
-        nodes.insert(path.to_vec(), node);
-        Ok(true)
-    })
-    .unwrap();
-    let mut made = BTreeMap::new();
-    let mut last = 1;
-    for event in events(tree) {
+    let nodes = nodes_of(&view);
+    let first = view.first_revision().unwrap();
+    let (mut made, mut last) = (nodes_of(&view.at_revision(first).unwrap()), first);
+    for event in events(tree, first) {
         assert!(
             event.revision == last || event.revision == last + 1,
             "revision {} after {last}",
@@ -101,11 +106,23 @@ fn what_is_acknowledged_survives_whichever_call_of_the_device_fails() {
         for step in 0..60 {
             let path = format!("a/{}/{}", rng.u8(0..3), rng.u8(0..6)).into_bytes();
             let payload = vec![step; if rng.u8(..) < 30 { 70_000 } else { rng.usize(0..300) }];
-            let is_put = rng.u8(..) < 170;
-            let done = match is_put {
-                true => tree.put(&path, &payload).map(drop),
-                false => tree.delete(&path).map(drop),
+            let is_put = rng.u8(..) < 150;
+            let done = match (is_put, rng.u8(0..4)) {
+                (true, 0) => tree
+                    .grant_lease(Duration::from_secs(60))
+                    .and_then(|lease| {
+                        tree.transact(|tree| tree.put_with(&path, &payload, LeaseChange::Attach(lease.id)))
+                    })
+                    .map(drop),
+                (true, _) => tree.put(&path, &payload).map(drop),
+                (false, 0) => tree.purge(&path).map(drop),
+                (false, 1) => tree.delete_subtree(&path).map(drop),
+                (false, _) => tree.delete(&path).map(drop),
             };
+            if rng.u8(..) < 20 {
+                // What fails here may be done in part, and is no change of a node.
+                let _ = tree.revision().and_then(|revision| tree.compact(rng.u64(1..=revision)));
+            }
             match done {
                 Ok(()) => {
                     open_outcome.remove(&path);

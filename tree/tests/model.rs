@@ -9,8 +9,8 @@ use std::time::Duration;
 use duramen_engine::{Durability, Maintenance, Options, Store};
 use duramen_io::SimDisk;
 use duramen_tree::{
-    ChangeKind, Compare, Condition, Event, LeaseChange, Node, Pattern, Projection, Quota, Tree, TreeError, TreeView,
-    TreeWatch, Trees, TreesOptions, WatchOptions,
+    ChangeKind, Compare, Condition, Event, Node, Pattern, Projection, Quota, Tree, TreeError, TreeView, TreeWatch,
+    Trees, TreesOptions, WatchOptions,
 };
 
 type Nodes = BTreeMap<Vec<u8>, Node>;
@@ -504,45 +504,4 @@ fn a_tree_is_what_its_changes_make_of_it() {
         run.check();
         run.check_watch();
     }
-}
-
-#[test]
-fn leases_keep_their_remaining_time_while_no_process_runs() {
-    let mut disk = SimDisk::new(1);
-    let open = |disk: &SimDisk| {
-        let options = Options::new()
-            .maintenance(Maintenance::Manual)
-            .durability(Durability::Synced);
-        let store = options.open_on(disk.platform()).unwrap();
-        let trees = Trees::open_with(&store, TreesOptions::new().background(false)).unwrap();
-        let tree = trees.ensure("tree").unwrap();
-        (store, trees, tree)
-    };
-    let (store, trees, tree) = open(&disk);
-    let lease = tree.grant_lease(Duration::from_secs(10)).unwrap();
-    tree.transact(|tree| tree.put_with("a/b", "payload", LeaseChange::Attach(lease.id)).map(drop))
-        .unwrap();
-    tree.put("a/c", "stays").unwrap();
-    // Without steps in between, an hour counts as two seconds.
-    disk.advance(Duration::from_secs(3_600));
-    trees.work().unwrap();
-    let left = tree.view().unwrap().lease(lease.id).unwrap().remaining;
-    assert_eq!(left, Duration::from_secs(8));
-    drop((store, trees, tree));
-    disk = disk.power_cut(1);
-    disk.advance(Duration::from_secs(3_600));
-    let (_store, trees, tree) = open(&disk);
-    trees.work().unwrap();
-    for _ in 0..6 {
-        assert!(tree.exists("a/b").unwrap());
-        disk.advance(Duration::from_secs(1));
-        trees.work().unwrap();
-    }
-    assert!(!tree.exists("a/b").unwrap() && tree.exists("a/c").unwrap());
-    assert!(tree.view().unwrap().leases().unwrap().is_empty());
-    let gone = tree.keep_lease_alive(lease.id).unwrap_err();
-    assert!(
-        matches!(TreeError::of(&gone), Some(TreeError::LeaseGone { .. })),
-        "{gone}"
-    );
 }

@@ -85,11 +85,6 @@ impl<'t> TreeWrites<'t> {
         self.state.revision
     }
 
-    /// Number of changes so far.
-    pub fn changes(&self) -> u32 {
-        self.next_sub
-    }
-
     /// The node of a path.
     ///
     /// # Errors
@@ -340,15 +335,16 @@ impl<'t> TreeWrites<'t> {
             return Err(Reason::InvalidArgument(cause.into()).into());
         }
         self.forgets = true;
-        let deleted = self.delete_subtree(path)?;
-        if deleted > 0 {
+        let deleted = self.delete_subtree(path);
+        self.forgets = false;
+        // Also after an error that the caller ignores: earlier revisions lack what was deleted before it.
+        if self.has_begun {
             self.state.first = self.state.revision;
             self.put_state()?;
             let trees = &self.tree.tables.trees;
             self.tx.put(trees, mark_key(self.tree.id), b"")?;
         }
-        self.forgets = false;
-        Ok(deleted)
+        deleted
     }
 
     /// Removes the list of children of a path.
@@ -390,10 +386,16 @@ impl<'t> TreeWrites<'t> {
     /// As [`TreeWrites::delete`].
     pub fn delete_many(&mut self, pattern: &Pattern) -> Result<u64> {
         let paths = self.matching(pattern)?;
-        for path in &paths {
-            self.delete(path)?;
+        self.delete_all(&paths)
+    }
+
+    /// Deletes the nodes of paths. Returns how many of them were there: kept nodes may have ended with one before them.
+    fn delete_all(&mut self, paths: &[Vec<u8>]) -> Result<u64> {
+        let mut count = 0;
+        for path in paths {
+            count += u64::from(self.delete(path)?.is_some());
         }
-        Ok(paths.len() as u64)
+        Ok(count)
     }
 
     fn matching(&self, pattern: &Pattern) -> Result<Vec<Vec<u8>>> {
@@ -419,10 +421,7 @@ impl<'t> TreeWrites<'t> {
             paths.push(path.to_vec());
             Ok(true)
         })?;
-        for path in &paths {
-            self.delete(path)?;
-        }
-        Ok(paths.len() as u64)
+        self.delete_all(&paths)
     }
 
     fn current(&self, path: &[u8]) -> Result<Option<Vec<u8>>> {
@@ -487,9 +486,11 @@ impl<'t> TreeWrites<'t> {
         let tables = &self.tree.tables;
         self.tx
             .put(&tables.changes, change_key(self.tree.id, revision, sub), row)?;
-        match old {
-            Some(_) => self.tx.put(&tables.versions, version, sub.to_be_bytes())?,
-            None => drop(self.created.insert(path.to_vec(), sub)),
+        match (old, kind) {
+            (Some(_), _) => self.tx.put(&tables.versions, version, sub.to_be_bytes())?,
+            (None, ChangeKind::Put) => drop(self.created.insert(path.to_vec(), sub)),
+            // A purge keeps nothing of the node.
+            (None, ChangeKind::Delete) => {}
         }
         Ok(())
     }

@@ -1,30 +1,11 @@
-//! Triggers, projections, quotas, and nodes that are kept while conditions hold.
+//! Triggers, projections and quotas.
 
-use std::collections::BTreeMap;
-
-use duramen_engine::{Options, Store};
-use duramen_io::SimDisk;
-use duramen_topic::{Start, TopicOptions, Topics};
-use duramen_tree::{
-    ChangeKind, Compare, Condition, LeaseChange, Pattern, Projection, Quota, Tree, TreeError, Trees, TreesOptions,
-    Trigger,
-};
-
-fn open(disk: &SimDisk) -> (Store, Tree) {
-    let store = Options::new().open_on(disk.platform()).unwrap();
-    let trees = Trees::open_with(&store, TreesOptions::new().background(false)).unwrap();
-    let tree = trees.ensure("tree").unwrap();
-    (store, tree)
-}
-
-fn pattern(text: &str) -> Pattern {
-    text.parse().unwrap()
-}
+use super::*;
 
 #[test]
 fn a_trigger_publishes_each_change_of_its_paths_in_the_same_commit() {
     let disk = SimDisk::new(1);
-    let (store, tree) = open(&disk);
+    let (store, _, tree) = open(&disk);
     let trigger = Trigger {
         pattern: pattern("services/**"),
         kind: None,
@@ -110,7 +91,7 @@ fn a_projection_is_at_any_moment_what_its_nodes_are() {
     println!("seed {seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut disk = SimDisk::new(seed);
-    let (mut store, mut tree) = open(&disk);
+    let (mut store, _, mut tree) = open(&disk);
     for name in ["a/b", "b", "a/c"] {
         tree.put(name, "before").unwrap();
     }
@@ -132,7 +113,7 @@ fn a_projection_is_at_any_moment_what_its_nodes_are() {
             6 => {
                 drop((tree, store));
                 disk = disk.power_cut(rng.u64(..));
-                (store, tree) = open(&disk);
+                (store, _, tree) = open(&disk);
             }
             _ => drop(tree.put_many(&pattern("**/b"), step.to_string()).unwrap()),
         }
@@ -172,7 +153,7 @@ fn a_projection_is_at_any_moment_what_its_nodes_are() {
 #[test]
 fn a_quota_counts_what_is_there_and_refuses_what_is_too_much() {
     let disk = SimDisk::new(1);
-    let (_store, tree) = open(&disk);
+    let (_store, _, tree) = open(&disk);
     tree.put("a/b", "12345").unwrap();
     let quota = Quota { nodes: 3, bytes: 40 };
     tree.transact(|tree| tree.set_quota("a", quota)).unwrap();
@@ -204,65 +185,169 @@ fn a_quota_counts_what_is_there_and_refuses_what_is_too_much() {
 }
 
 #[test]
-fn a_node_ends_with_the_conditions_that_it_is_kept_for() {
+fn a_projection_of_a_subtree_has_the_paths_of_it_and_no_others() {
     let disk = SimDisk::new(1);
-    let (_store, tree) = open(&disk);
-    let keep = |path: &str, watched: &str, condition: Condition| {
-        tree.transact(|tree| tree.put_keeping(path, "kept", LeaseChange::Detach, &[(watched.as_bytes(), condition)]))
-    };
-    let refused = keep("queue/info", "queue/owner", Condition::Exists).unwrap_err();
-    assert!(
-        matches!(TreeError::of(&refused), Some(TreeError::NotKept { .. })),
-        "{refused}"
-    );
-    assert!(!tree.exists("queue/info").unwrap());
-    tree.put("queue/owner", "ada").unwrap();
-    keep("queue/info", "queue/owner", Condition::Exists).unwrap();
-    keep("index/queue", "queue/info", Condition::Version(Compare::Greater(0))).unwrap();
-    keep("index/queue/2", "index/queue", Condition::Exists).unwrap();
-    // A list of children that becomes empty ends its parent.
-    keep("jobs", "jobs", Condition::Children(Compare::Greater(0))).unwrap_err();
-    tree.put("jobs/1", "").unwrap();
-    keep("jobs", "jobs", Condition::Children(Compare::Greater(0))).unwrap();
-    tree.put("jobs/2/part", "").unwrap();
-    // A usual put leaves the conditions.
-    tree.put("queue/info", "new").unwrap();
-    let before = tree.revision().unwrap();
-    tree.delete("queue/owner").unwrap();
-    assert_eq!(tree.revision().unwrap(), before + 1, "all of it is one change");
-    assert_eq!(
-        tree.count(&pattern("queue/**")).unwrap() + tree.count(&pattern("index/**")).unwrap(),
-        0
-    );
-    assert!(tree.view_at(before).unwrap().exists("index/queue/2").unwrap());
-    tree.delete("jobs/1").unwrap();
-    assert!(tree.exists("jobs").unwrap());
-    tree.delete_subtree("jobs/2").unwrap();
-    assert!(!tree.exists("jobs").unwrap());
-    // What it was kept for is forgotten with it.
-    tree.put("queue/info", "stays").unwrap();
-    tree.put("queue/owner", "bob").unwrap();
-    tree.delete("queue/owner").unwrap();
-    assert!(tree.exists("queue/info").unwrap());
+    let (store, _trees, tree) = open(&disk);
+    let deep = [&b"x"[..]; 200].join(&b'/');
+    for (number, top) in [
+        &b"a*"[..],
+        b"{a",
+        b"b\\c",
+        b"\xFF",
+        b"}",
+        b"",
+        b"/",
+        b"a\xFF\0/\\*",
+        &deep,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let map = format!("map {number}");
+        let projection = Projection {
+            pattern: Pattern::subtree(top),
+            map: map.clone(),
+        };
+        tree.transact(|tree| tree.set_projection(&map, &projection)).unwrap();
+        let below = [top, &b"/b"[..]].concat();
+        tree.put(&below, "inside").unwrap();
+        tree.put("ab", "outside").unwrap();
+        tree.put("\u{FFFD}/b", "outside").unwrap();
+        let snapshot = store.snapshot().unwrap();
+        let map = store.map(&map).unwrap();
+        let keys: Vec<_> = snapshot
+            .range(&map, ..)
+            .unwrap()
+            .iter()
+            .map(|pair| pair.unwrap().0.to_vec())
+            .collect();
+        assert_eq!(keys, std::slice::from_ref(&below), "{top:?}");
+        assert!(
+            projection
+                .pattern
+                .to_string()
+                .parse::<Pattern>()
+                .unwrap()
+                .matches(&below)
+        );
+    }
 }
 
 #[test]
-fn nodes_that_keep_each_other_end_together() {
+fn a_change_without_the_topic_of_its_trigger_leaves_nothing() {
     let disk = SimDisk::new(1);
-    let (_store, tree) = open(&disk);
-    tree.put("a", "").unwrap();
-    tree.put("b", "").unwrap();
-    for (path, watched) in [("a", "b"), ("b", "a")] {
-        tree.transact(|tree| {
-            tree.put_keeping(
-                path,
-                "",
-                LeaseChange::Detach,
-                &[(watched.as_bytes(), Condition::Exists)],
-            )
-        })
+    let (store, _trees, tree) = open(&disk);
+    let topics = Topics::open(&store).unwrap();
+    topics.create("changes", TopicOptions::new()).unwrap();
+    tree.put("a/b", "").unwrap();
+    tree.put("other", "").unwrap();
+    keep(&tree, "a/kept", "other", Condition::Exists);
+    let trigger = Trigger {
+        pattern: pattern("a/**"),
+        kind: None,
+        topic: "changes".into(),
+    };
+    tree.transact(|tree| tree.set_trigger("news", &trigger)).unwrap();
+    topics.delete("changes").unwrap();
+    let before = tree.revision().unwrap();
+    tree.transact(|tree| {
+        tree.put("a/c", "").unwrap_err();
+        tree.delete("a/b").unwrap_err();
+        tree.delete_subtree("a").unwrap_err();
+        Ok::<_, duramen_engine::Error>(())
+    })
+    .unwrap();
+    assert_eq!(tree.revision().unwrap(), before);
+    assert!(tree.exists("a/b").unwrap() && !tree.exists("a/c").unwrap());
+    // Ending a node is part of the change that ends it, so that change is not made either.
+    let swallowed = tree.transact(|tree| {
+        tree.delete("other").unwrap_err();
+        Ok::<_, duramen_engine::Error>(())
+    });
+    swallowed.unwrap_err();
+    assert!(tree.exists("other").unwrap() && tree.exists("a/kept").unwrap());
+}
+
+#[test]
+fn two_projections_do_not_share_a_map() {
+    let disk = SimDisk::new(1);
+    let (_store, _trees, tree) = open(&disk);
+    let projection = |text: &str| Projection {
+        pattern: pattern(text),
+        map: "map".into(),
+    };
+    tree.transact(|tree| tree.set_projection("a", &projection("a/**")))
         .unwrap();
+    let refused = tree.transact(|tree| tree.set_projection("b", &projection("b/**")));
+    assert!(refused.unwrap_err().to_string().contains("projection"));
+    tree.transact(|tree| tree.set_projection("a", &projection("b/**")))
+        .unwrap();
+}
+
+#[test]
+fn a_projection_goes_on_beside_a_program_that_drops_its_map() {
+    let disk = SimDisk::new(1);
+    let (store, _trees, tree) = open(&disk);
+    let projection = Projection {
+        pattern: pattern("**"),
+        map: "map".into(),
+    };
+    tree.transact(|tree| tree.set_projection("map", &projection)).unwrap();
+    let mut tx = store.begin(TransactionOptions::new()).unwrap();
+    tree.writes(&mut tx).unwrap().put("a", "1").unwrap();
+    store.transact(|tx| tx.drop_map("map")).unwrap();
+    let conflict = tx.commit().unwrap_err();
+    assert!(conflict.is_conflict(), "{conflict}");
+    tree.put("a", "1").unwrap();
+    assert!(store.maps().get("map").unwrap().is_none());
+    store.map("map").unwrap();
+    assert_eq!(tree.transact(|tree| tree.rebuild_projection("map")).unwrap(), 1);
+}
+
+#[test]
+fn rules_of_a_transaction_that_was_rolled_back_are_forgotten() {
+    let disk = SimDisk::new(1);
+    let (store, trees, tree) = open(&disk);
+    let other = Trees::open_with(&store, TreesOptions::new().background(false)).unwrap();
+    let other = other.get("tree").unwrap().unwrap();
+    let mut tx = store.begin(TransactionOptions::new()).unwrap();
+    let savepoint = tx.savepoint().unwrap();
+    let full = Quota::default();
+    tree.writes(&mut tx).unwrap().set_quota("a", full).unwrap();
+    assert!(tree.writes(&mut tx).unwrap().put("a", "").is_err());
+    tx.rollback_to(&savepoint).unwrap();
+    tree.writes(&mut tx).unwrap().set_quota("b", full).unwrap();
+    tree.writes(&mut tx).unwrap().put("a", "").unwrap();
+    tx.rollback();
+    tree.put("b", "").unwrap();
+    other.transact(|tree| tree.set_quota("a", full)).unwrap();
+    assert!(tree.put("a/b", "").is_err() && other.put("a/b", "").is_err());
+    other
+        .transact(|tree| tree.set_quota("a", Quota { nodes: 1, bytes: 9 }))
+        .unwrap();
+    tree.put("a/b", "").unwrap();
+    assert!(other.put("a/c", "").is_err());
+    other.transact(|tree| tree.remove_quota("a")).unwrap();
+    tree.put("a/c", "").unwrap();
+    // Of a tree that was deleted and made again nothing is left.
+    other.transact(|tree| tree.set_quota("a", full)).unwrap();
+    let mut watch = tree.watch(WatchOptions::all()).unwrap();
+    assert!(trees.delete("tree").unwrap());
+    let again = trees.ensure("tree").unwrap();
+    again.put("a", "new").unwrap();
+    assert_eq!(again.revision().unwrap(), 2);
+    for error in [
+        tree.put("a", "").unwrap_err(),
+        tree.get("a").unwrap_err(),
+        watch.next(Duration::ZERO).unwrap_err(),
+        tree.compact(1).unwrap_err(),
+        tree.grant_lease(Duration::from_secs(1)).unwrap_err(),
+    ] {
+        assert!(
+            matches!(TreeError::of(&error), Some(TreeError::UnknownTree { .. })),
+            "{error}"
+        );
     }
-    tree.delete("a").unwrap();
-    assert!(!tree.exists("b").unwrap());
+    assert_eq!(nodes_at(&again, 2).len(), 1);
+    trees.work().unwrap();
 }

@@ -1,0 +1,174 @@
+//! Leases: their clock, what ends with them, and who ends them.
+
+use super::*;
+
+#[test]
+fn leases_keep_their_remaining_time_while_no_process_runs() {
+    let mut disk = SimDisk::new(1);
+    let open = |disk: &SimDisk| {
+        let options = Options::new()
+            .maintenance(Maintenance::Manual)
+            .durability(Durability::Synced);
+        let store = options.open_on(disk.platform()).unwrap();
+        let trees = Trees::open_with(&store, TreesOptions::new().background(false)).unwrap();
+        let tree = trees.ensure("tree").unwrap();
+        (store, trees, tree)
+    };
+    let (store, trees, tree) = open(&disk);
+    let lease = tree.grant_lease(Duration::from_secs(10)).unwrap();
+    tree.transact(|tree| tree.put_with("a/b", "payload", LeaseChange::Attach(lease.id)).map(drop))
+        .unwrap();
+    tree.put("a/c", "stays").unwrap();
+    // Without steps in between, an hour counts as two seconds.
+    disk.advance(Duration::from_secs(3_600));
+    trees.work().unwrap();
+    let left = tree.view().unwrap().lease(lease.id).unwrap().remaining;
+    assert_eq!(left, Duration::from_secs(8));
+    drop((store, trees, tree));
+    disk = disk.power_cut(1);
+    disk.advance(Duration::from_secs(3_600));
+    let (_store, trees, tree) = open(&disk);
+    trees.work().unwrap();
+    for _ in 0..6 {
+        assert!(tree.exists("a/b").unwrap());
+        disk.advance(Duration::from_secs(1));
+        trees.work().unwrap();
+    }
+    assert!(!tree.exists("a/b").unwrap() && tree.exists("a/c").unwrap());
+    assert!(tree.view().unwrap().leases().unwrap().is_empty());
+    let gone = tree.keep_lease_alive(lease.id).unwrap_err();
+    assert!(
+        matches!(TreeError::of(&gone), Some(TreeError::LeaseGone { .. })),
+        "{gone}"
+    );
+}
+
+#[test]
+fn a_tree_that_cannot_expire_its_leases_holds_up_no_other_tree() {
+    let disk = SimDisk::new(1);
+    let (store, trees, tree) = open(&disk);
+    let other = trees.ensure("tree 2").unwrap();
+    let topics = Topics::open(&store).unwrap();
+    topics.create("changes", TopicOptions::new()).unwrap();
+    let trigger = Trigger {
+        pattern: pattern("**"),
+        kind: None,
+        topic: "changes".into(),
+    };
+    for tree in [&tree, &other] {
+        let lease = tree.grant_lease(Duration::from_millis(20)).unwrap();
+        tree.transact(|tree| tree.put_with("a", "", LeaseChange::Attach(lease.id)))
+            .unwrap();
+    }
+    tree.transact(|tree| tree.set_trigger("news", &trigger)).unwrap();
+    topics.delete("changes").unwrap();
+    disk.advance(Duration::from_secs(3));
+    trees.work().unwrap_err();
+    assert!(tree.exists("a").unwrap());
+    assert!(!other.exists("a").unwrap());
+}
+
+#[test]
+fn a_lease_that_is_revoked_beside_a_put_keeps_no_node() {
+    let disk = SimDisk::new(1);
+    let (store, _trees, tree) = open(&disk);
+    let lease = tree.grant_lease(Duration::from_secs(10)).unwrap();
+    let mut put = store.begin(TransactionOptions::new()).unwrap();
+    let mut revoke = store.begin(TransactionOptions::new()).unwrap();
+    tree.writes(&mut put)
+        .unwrap()
+        .put_with("a", "", LeaseChange::Attach(lease.id))
+        .unwrap();
+    tree.writes(&mut revoke).unwrap().revoke_lease(lease.id).unwrap();
+    put.commit().unwrap();
+    assert!(revoke.commit().unwrap_err().is_conflict());
+    assert_eq!(tree.revoke_lease(lease.id).unwrap(), 1);
+}
+
+#[test]
+fn leases_end_while_the_program_has_a_tree_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let tree = Trees::open(&store).unwrap().ensure("tree").unwrap();
+    let lease = tree.grant_lease(Duration::from_secs(2)).unwrap();
+    let mut watch = tree.watch(WatchOptions::path("a")).unwrap();
+    tree.transact(|tree| tree.put_with("a", "", LeaseChange::Attach(lease.id)))
+        .unwrap();
+    assert_eq!(watch.next(Duration::from_secs(5)).unwrap().unwrap().len(), 1);
+    assert!(watch.next(Duration::from_secs(60)).unwrap().is_some());
+    assert!(!tree.exists("a").unwrap());
+    drop((tree, watch));
+    // The thread has ended and holds nothing.
+    drop(store);
+    Options::new().exclusive(true).open(directory.path()).unwrap();
+}
+
+#[test]
+fn leases_end_with_all_of_their_nodes_and_no_others() {
+    let disk = SimDisk::new(1);
+    let (_store, trees, tree) = open(&disk);
+    let short = tree.grant_lease(Duration::from_secs(4)).unwrap().id;
+    let long = tree.grant_lease(Duration::from_secs(1_000)).unwrap().id;
+    tree.transact(|tree| {
+        for number in 0..2_500 {
+            tree.put_with(format!("n/{number}"), "", LeaseChange::Attach(short))?;
+        }
+        tree.put_with("n/1", "moved", LeaseChange::Attach(long))?;
+        tree.put("n/2", "free")?;
+        tree.delete("n/3")?;
+        tree.create("n/3", "again")
+    })
+    .unwrap();
+    for wrong in [0, 77] {
+        let error = tree
+            .transact(|tree| tree.put_with("x", "", LeaseChange::Attach(wrong)).map(drop))
+            .unwrap_err();
+        assert!(
+            matches!(TreeError::of(&error), Some(TreeError::LeaseGone { .. })),
+            "{error}"
+        );
+    }
+    for (id, ttl) in [(0, 1_000), (5, 0), (5, u64::MAX)] {
+        let error = tree
+            .transact(|tree| tree.grant_lease(id, Duration::from_millis(ttl)))
+            .unwrap_err();
+        assert!(
+            matches!(TreeError::of(&error), Some(TreeError::InvalidLease { .. })),
+            "{error}"
+        );
+    }
+    // An hour without a tick counts for two seconds.
+    disk.advance(Duration::from_secs(3_600));
+    trees.work().unwrap();
+    assert_eq!(tree.count(&pattern("n/*")).unwrap(), 2_500);
+    tree.keep_lease_alive(short).unwrap();
+    for _ in 0..3 {
+        disk.advance(Duration::from_secs(1));
+        trees.work().unwrap();
+    }
+    assert_eq!(tree.count(&pattern("n/*")).unwrap(), 2_500);
+    disk.advance(Duration::from_secs(1));
+    let error = tree.keep_lease_alive(short).unwrap_err();
+    assert!(
+        matches!(TreeError::of(&error), Some(TreeError::LeaseGone { .. })),
+        "{error}"
+    );
+    trees.work().unwrap();
+    let left: Vec<_> = tree
+        .get_many(&pattern("n/*"), 9)
+        .unwrap()
+        .into_iter()
+        .map(|(path, _)| path)
+        .collect();
+    assert_eq!(left, [b"n/1", b"n/2", b"n/3"]);
+    // Revoked and granted in one transaction, it is another lease.
+    let deleted = tree.transact(|tree| {
+        let deleted = tree.revoke_lease(long)?;
+        assert!(tree.put_with("n/4", "", LeaseChange::Attach(long)).is_err());
+        tree.grant_lease(long, Duration::from_secs(9))?;
+        tree.put_with("n/4", "", LeaseChange::Attach(long))?;
+        Ok::<_, duramen_engine::Error>(deleted)
+    });
+    assert_eq!(deleted.unwrap(), 1);
+    assert_eq!(tree.view().unwrap().lease_paths(long, 9).unwrap(), [b"n/4"]);
+}

@@ -84,3 +84,46 @@ impl TreeWrites<'_> {
         Ok(end)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use duramen_engine::Options;
+    use duramen_io::SimDisk;
+
+    use crate::{TreeError, Trees, TreesOptions, WatchOptions};
+
+    /// The process that makes room may die after it has removed changes, and before the state says so.
+    #[test]
+    fn changes_that_were_removed_without_a_word_of_the_state_cannot_be_read() {
+        let mut disk = SimDisk::new(1);
+        for killed in [false, true] {
+            let store = Options::new().open_on(disk.platform()).unwrap();
+            let trees = Trees::open_with(&store, TreesOptions::new().background(false)).unwrap();
+            let tree = trees.ensure("tree").unwrap();
+            if !killed {
+                (2..=6).for_each(|revision| drop(tree.put("a", revision.to_string()).unwrap()));
+                tree.transact(|tree| tree.remove_without_room(4)).unwrap();
+                disk = disk.kill();
+            }
+            let view = tree.view().unwrap();
+            assert_eq!((view.first_revision().unwrap(), view.revision()), (4, 6));
+            assert_eq!(view.at_revision(4).unwrap().get("a").unwrap().unwrap().payload, b"4");
+            let gone = view.at_revision(3).unwrap_err();
+            assert!(
+                matches!(TreeError::of(&gone), Some(TreeError::Compacted { first: 4, .. })),
+                "{gone}"
+            );
+            assert!(tree.watch(WatchOptions::all().from_revision(3)).is_err());
+            let mut watch = tree.watch(WatchOptions::all().from_revision(4)).unwrap();
+            let events = watch.next(Duration::ZERO).unwrap().unwrap();
+            assert_eq!(events.iter().map(|event| event.revision).collect::<Vec<_>>(), [4, 5, 6]);
+            // The next compaction says so, whatever revision it is for.
+            if killed {
+                tree.compact(2).unwrap();
+                assert_eq!(tree.view().unwrap().first_revision().unwrap(), 4);
+            }
+        }
+    }
+}

@@ -233,3 +233,47 @@ fn a_full_store_refuses_nodes_and_deletes_them() {
     assert_eq!(tree.purge("a").unwrap(), 1);
     assert_eq!(tree.purge("a").unwrap(), 0);
 }
+
+/// Fills a store with earlier payloads of one node until not even an empty node finds room.
+fn filled_with_history(directory: &std::path::Path) -> (Store, Tree) {
+    let options = Options::new().quota_bytes(4 << 20).durability(Durability::Written);
+    let store = options.open(directory).unwrap();
+    let tree = tree_of(&store);
+    for bytes in [20_000, 1_000, 50, 0] {
+        let mut puts = 0;
+        while tree.put("a/history", vec![7; bytes]).is_ok() {
+            puts += 1;
+            assert!(puts < 100_000, "the quota was never reached");
+        }
+    }
+    (store, tree)
+}
+
+#[test]
+fn a_store_that_is_full_of_earlier_revisions_is_compacted() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_store, tree) = filled_with_history(directory.path());
+    let revision = tree.revision().unwrap();
+    let refused = tree.transact(|tree| tree.compact(revision)).unwrap_err();
+    assert_eq!(
+        refused.kind(),
+        Kind::MakeSpace,
+        "nothing can say so in the state: {refused}"
+    );
+    tree.compact(revision).unwrap();
+    assert_eq!(tree.view().unwrap().first_revision().unwrap(), revision);
+    check(&tree);
+    tree.put("a/history", [7; 20_000]).unwrap();
+    check(&tree);
+}
+
+#[test]
+fn a_store_that_is_full_of_earlier_revisions_is_purged() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_store, tree) = filled_with_history(directory.path());
+    let refused = tree.transact(|tree| tree.purge("a/history")).unwrap_err();
+    assert_eq!(refused.kind(), Kind::MakeSpace, "{refused}");
+    assert_eq!(tree.purge("a").unwrap(), 1);
+    assert!(check(&tree).is_empty());
+    tree.put("a/history", [7; 20_000]).unwrap();
+}

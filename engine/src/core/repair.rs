@@ -22,7 +22,7 @@ use duramen_io::{File, wake};
 
 use crate::core::Core;
 use crate::datafile::meta::MetaPages;
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::limits::LOG_SPAN_BYTES;
 use crate::log::FoldCosts;
 use crate::log::fold_costs;
@@ -216,14 +216,23 @@ impl Core {
     }
 
     /// Makes a meta page durable that was written, or was being written: a power cut may bring it back, so nothing must
-    /// be overwritten that it refers to before there is a newer one.
+    /// be overwritten that it refers to before there is a newer one. A copy that was cut off while it was written is
+    /// written again, so that the newest meta page has two copies.
     fn finish_meta(&self) -> Result<()> {
         let control = self.control();
         let known = control.tail.0.meta_sequence.load(Ordering::Acquire);
         let found = MetaPages::read(&*self.data)?.ok_or_else(|| Error::damaged("no meta page is intact"))?;
-        if found.newest.sequence as u32 == known.wrapping_add(1) {
-            found.write_again(&*self.data, &|| self.sync_data_file("making the base durable"))?;
+        let again = || found.write_again(&*self.data, &|| self.sync_data_file("making the base durable"));
+        let newest = found.newest.sequence as u32;
+        if newest == known.wrapping_add(1) {
+            again()?;
             self.is_durable(&found.newest)?;
+        } else if newest == known && !found.is_whole() {
+            match again() {
+                // The copies that are intact suffice until the next meta page is written.
+                Err(error) if matches!(error.reason(), Reason::Full { .. }) => {}
+                written => written?,
+            }
         }
         Ok(())
     }
@@ -256,9 +265,11 @@ mod tests {
 
     use super::*;
     use crate::core::pace::LogRoom;
+    use crate::datafile::meta::Meta;
     use crate::key::full_key::{CATALOG, FullKey};
+    use crate::limits::PAGE_BYTES;
     use crate::log::{Body, OperationKind};
-    use crate::{ChangesFrom, Durability, Maintenance, Options, Reason, Store};
+    use crate::{ChangesFrom, Durability, Maintenance, Options, Store};
 
     fn open(disk: &SimDisk) -> Store {
         let options = Options::new()
@@ -385,6 +396,28 @@ mod tests {
         assert!(!core.pace.is_on(), "commits pause for no process");
         assert_eq!(core.control().freeing.load(Ordering::SeqCst), 0);
         assert!(changes.next(Duration::ZERO).expect("a whole log").is_some());
+    }
+
+    /// The other process dies while the kernel copies the first copy of its meta page. Found by the crash tests.
+    #[test]
+    fn meta_page_that_a_dead_process_left_half_written_is_written_again() {
+        let disk = SimDisk::new(5);
+        let (store, other) = (open(&disk), ManuallyDrop::new(open(&disk)));
+        store.map("map").expect("a map").put(b"key", b"value").expect("a put");
+        store.maintain().expect("a fold");
+        let (core, theirs) = (store.core(), other.core());
+        let lock = &theirs.control().maintenance_lock.0;
+        std::mem::forget(lock.try_lock(theirs.region.me()).expect("no other process has it"));
+        let found = MetaPages::read(&*core.data).expect("a disk").expect("a meta page");
+        let next = Meta {
+            sequence: found.newest.sequence + 1,
+            ..found.newest
+        };
+        let [page, _] = next.pages();
+        core.data.write_at(&[7; 100], page * PAGE_BYTES as u64).expect("a disk");
+        theirs.region.seat().stand_up();
+        drop(core.hold_maintenance().expect("all is in order"));
+        assert_eq!(store.check(&mut |_| ()).expect("a check").problems, [""; 0]);
     }
 
     /// The other process was stopped inside a commit when the tree was to be published.

@@ -34,6 +34,16 @@ impl TreeWrites<'_> {
         Ok(())
     }
 
+    /// Ends leases that have expired and removes rows of compacted revisions: some of them, when there are many. Returns whether
+    /// there are more. A program without a background thread calls it; see [`crate::TreesOptions::background`].
+    ///
+    /// # Errors
+    /// Those of [`TreeWrites::expire_leases`] and [`TreeWrites::remove_compacted`].
+    pub fn tend(&mut self) -> Result<bool> {
+        let (_, has_more) = self.expire_leases()?;
+        Ok(self.remove_compacted()? || has_more)
+    }
+
     /// Removes rows of compacted revisions, some of them when there are many. Returns whether there are more.
     ///
     /// # Errors
@@ -49,8 +59,12 @@ impl TreeWrites<'_> {
         Ok(end.0 < first)
     }
 
-    /// Removes changes before a revision, some of them when there are many, by deletions alone. Returns whether there are more.
-    pub(crate) fn remove_without_room(&mut self, revision: u64) -> Result<bool> {
+    /// Removes changes before a revision, some of them when there are many, by deletions alone: so it works in a full store. Returns
+    /// whether there are more. What [`TreeWrites::compact`] does is left to do afterwards.
+    ///
+    /// # Errors
+    /// [`crate::TreeError::FutureRevision`], and those of [`duramen_engine::Transaction::delete`].
+    pub fn remove_without_room(&mut self, revision: u64) -> Result<bool> {
         check_revision(&self.tree.name, self.state, revision.max(self.state.first))?;
         self.tx.delete(&self.tree.tables.trees, mark_key(self.tree.id))?;
         Ok(self.remove_before(revision)?.0 < revision)

@@ -140,6 +140,13 @@ impl TreeWrites<'_> {
 
     fn fill(&mut self, projection: &Projection) -> Result<()> {
         let map = self.tx.map(&projection.map)?;
+        if map.is_guarded() {
+            let cause = format!(
+                "the map {:?} keeps its changes, so only the server writes it; name another map",
+                projection.map
+            );
+            return Err(Reason::InvalidArgument(cause).into());
+        }
         self.tx.clear(&map)?;
         let prefix = projection.pattern.prefix();
         let high = after_prefix(&prefix);

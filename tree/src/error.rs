@@ -177,8 +177,8 @@ impl TreeError {
         }
     }
 
-    /// Whether a change that is refused with this error has written nothing.
-    pub(crate) fn is_of_an_untouched_tree(&self) -> bool {
+    /// Whether a single call that is refused with this error has written nothing.
+    pub fn is_of_an_untouched_tree(&self) -> bool {
         !matches!(self, TreeError::TriggerTopic { .. })
     }
 

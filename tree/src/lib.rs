@@ -19,6 +19,8 @@ mod path;
 mod pattern;
 mod tables;
 
+mod selection;
+
 mod node;
 mod state;
 
@@ -38,6 +40,8 @@ mod view;
 
 mod compaction;
 mod definitions;
+mod watches;
+
 mod watch;
 
 mod tree;
@@ -52,8 +56,10 @@ pub use limits::{CONDITION_DEPTH_MAX, PATH_BYTES_MAX, PATTERN_NAMES_MAX, PAYLOAD
 pub use node::{ChangeKind, Children, Node};
 pub use pattern::Pattern;
 pub use rules::{Projection, Quota, QuotaUse, Trigger};
+pub use selection::Selection;
 pub use tree::Tree;
 pub use trees::{Trees, TreesOptions};
-pub use view::{Child, TreeView};
-pub use watch::{Event, TreeWatch, WatchOptions};
-pub use writes::{LeaseChange, TreeWrites};
+pub use view::{Child, Page, TreeView};
+pub use watch::TreeWatch;
+pub use watches::{Event, TreeWatches, WatchOptions, Watched};
+pub use writes::{LeaseChange, PausedWrites, TreeWrites};

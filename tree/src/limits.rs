@@ -19,5 +19,5 @@ pub(crate) const BATCH_EVENTS: usize = 1_000;
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
 /// Changes that one commit of a compaction forgets: others may write between two.
 pub(crate) const COMPACTED_AT_ONCE: usize = 1_000;
-/// Changes that a watch with a filter examines before it looks whether it should stop.
+/// Changes or nodes that a watch or a page examines before it looks whether it should stop.
 pub(crate) const EXAMINED_MAX: usize = 10_000;

@@ -14,9 +14,10 @@ use crate::pattern::Pattern;
 use crate::shared::Shared;
 use crate::turns::Turns;
 use crate::view::{Child, TreeView};
-use crate::watch::{TreeWatch, WatchOptions};
+use crate::watch::TreeWatch;
+use crate::watches::{TreeWatches, WatchOptions};
 use crate::worker::Worker;
-use crate::writes::TreeWrites;
+use crate::writes::{PausedWrites, TreeWrites};
 
 /// A tree of paths with payloads. Handles are cheap to clone, and may be used from any thread.
 ///
@@ -180,6 +181,14 @@ impl Tree {
         TreeWrites::begin(&self.shared, tx)
     }
 
+    /// Goes on with writes that were paused in this transaction.
+    ///
+    /// # Errors
+    /// [`duramen_engine::Reason::InvalidArgument`] when the transaction has changed the tree meanwhile.
+    pub fn resume<'t>(&'t self, tx: &'t mut Transaction, paused: PausedWrites) -> Result<TreeWrites<'t>> {
+        TreeWrites::resume(&self.shared, tx, paused)
+    }
+
     /// Does a change of a single call, together with those of other threads.
     fn change(&self, change: impl FnMut(&mut TreeWrites<'_>) -> Result<Answer> + Send + 'static) -> Result<Answer> {
         // The thread at work would wait for the transaction of this one.
@@ -340,6 +349,14 @@ impl Tree {
         TreeWatch::begin(&self.shared, options)
     }
 
+    /// Begins a set of watches that read the changes together: many of them cost little more than one.
+    ///
+    /// # Errors
+    /// Those of [`Tree::view`].
+    pub fn watches(&self) -> Result<TreeWatches> {
+        TreeWatches::begin(&self.shared)
+    }
+
     /// Grants a lease with an id of the tree's choice.
     ///
     /// # Errors
@@ -401,6 +418,14 @@ impl Tree {
             }
             purged => purged,
         }
+    }
+
+    /// Whether [`TreeWrites::tend`] would do something.
+    ///
+    /// # Errors
+    /// As [`Tree::view`].
+    pub fn needs_tending(&self) -> Result<bool> {
+        Ok(self.has_lease_work()? || self.view()?.has_compacted_rows())
     }
 
     /// What the background thread does for the tree.

@@ -122,10 +122,27 @@ impl Trees {
     pub fn delete(&self, name: &str) -> Result<bool> {
         let open = &self.open;
         let options = TransactionOptions::new().exclusive();
-        let deleted = open.store.transact_with(options, |tx| open.delete_in(tx, name))?;
-        let mut known = open.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, tree| tree.name() != name);
-        Ok(deleted)
+        open.store.transact_with(options, |tx| open.delete_in(tx, name))
+    }
+
+    /// Creates a tree in a transaction, which has it after its commit. Returns whether there was none. The transaction must be
+    /// exclusive.
+    ///
+    /// # Errors
+    /// [`TreeError::InvalidName`], and those of [`Transaction::put`].
+    pub fn create_in(&self, tx: &mut Transaction, name: &str) -> Result<bool> {
+        check_name(name)?;
+        let is_new = tx.get_ref(&self.open.tables.trees, name_key(name))?.is_none();
+        self.open.create_in(tx, name)?;
+        Ok(is_new)
+    }
+
+    /// Deletes a tree in a transaction, as [`Trees::delete`]. The transaction must be exclusive.
+    ///
+    /// # Errors
+    /// Those of [`Transaction::delete`].
+    pub fn delete_in(&self, tx: &mut Transaction, name: &str) -> Result<bool> {
+        self.open.delete_in(tx, name)
     }
 
     /// Does once what the background thread does: ends leases that have expired, and removes rows of compacted revisions.
@@ -186,6 +203,10 @@ impl Open {
             return Ok(false);
         };
         let id = id_of(&row)?;
+        // Should the transaction fail, the tree gets another handle.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.remove(&id);
+        drop(known);
         tx.delete(&self.tables.trees, name_key(name))?;
         tx.delete(&self.tables.trees, state_key(id))?;
         tx.delete(&self.tables.trees, mark_key(id))?;

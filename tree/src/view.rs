@@ -7,10 +7,12 @@ use duramen_engine::{Result, Snapshot};
 use crate::condition::Condition;
 use crate::error::TreeError;
 use crate::lease::{self, Lease, LeaseClock};
-use crate::node::{Children, Node};
+use crate::limits::{BATCH_BYTES, EXAMINED_MAX};
+use crate::node::{Children, Head, Node};
 use crate::path::{after_prefix, below, joined};
 use crate::pattern::Pattern;
 use crate::read::Reading;
+use crate::selection::{self, Selection};
 use crate::shared::Shared;
 use crate::state::State;
 
@@ -24,6 +26,15 @@ pub struct TreeView {
     state: State,
     /// `None`: the newest revision of the snapshot.
     at: Option<u64>,
+}
+
+/// A part of what a read finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page<T> {
+    /// What it has.
+    pub content: T,
+    /// The path after which the next page begins; `None`: this is the last one.
+    pub next: Option<Vec<u8>>,
 }
 
 /// A child of a path.
@@ -164,6 +175,68 @@ impl TreeView {
     ) -> Result<()> {
         self.reading()
             .each((low.as_ref(), high), |path, head| visit(path, head.with_payload()))
+    }
+
+    /// A page of the nodes of a selection, in the order of their paths: those after the path `after`, or from the first on. A page
+    /// ends after `nodes` nodes, after a mebibyte of paths and payloads, and when it has looked at 10,000 nodes: it may be empty
+    /// although there are more.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn page(
+        &self,
+        selection: &Selection,
+        after: Option<&[u8]>,
+        nodes: usize,
+    ) -> Result<Page<Vec<(Vec<u8>, Node)>>> {
+        let (mut content, mut bytes) = (Vec::new(), 0);
+        let next = self.walk(selection, after, |path, head| {
+            bytes += path.len() + head.payload.len();
+            content.push((path.to_vec(), head.with_payload()));
+            content.len() < nodes && bytes < BATCH_BYTES
+        })?;
+        Ok(Page { content, next })
+    }
+
+    /// Number of the nodes of a selection after the path `after`, or from the first on: of 10,000 nodes at most, so that a program
+    /// does not have to wait for the count of a large tree.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn count_page(&self, selection: &Selection, after: Option<&[u8]>) -> Result<Page<u64>> {
+        let mut content = 0;
+        let next = self.walk(selection, after, |_, _| {
+            content += 1;
+            true
+        })?;
+        Ok(Page { content, next })
+    }
+
+    /// Calls `visit` with the nodes of a selection, until it returns `false` or some nodes were examined. Returns the last path
+    /// that was examined, unless that were all.
+    fn walk(
+        &self,
+        selection: &Selection,
+        after: Option<&[u8]>,
+        mut visit: impl FnMut(&[u8], Head<'_>) -> bool,
+    ) -> Result<Option<Vec<u8>>> {
+        let first = after.map_or_else(Vec::new, selection::after);
+        let (mut examined, mut end) = (0, None);
+        for (low, high) in selection.bounds() {
+            let low = low.max(first.clone());
+            if end.is_some() || high.as_ref().is_some_and(|high| *high <= low) {
+                continue;
+            }
+            self.reading().each((&low, high.as_deref()), |path, head| {
+                examined += 1;
+                let goes_on = !selection.matches(path) || visit(path, head);
+                if !goes_on || examined == EXAMINED_MAX {
+                    end = Some(path.to_vec());
+                }
+                Ok(end.is_none())
+            })?;
+        }
+        Ok(end)
     }
 
     /// Number of nodes whose paths are in a range of bytes.

@@ -46,6 +46,17 @@ pub struct TreeWrites<'t> {
     forgets: bool,
 }
 
+/// What [`TreeWrites`] have done, while their transaction does something else; see [`TreeWrites::pause`].
+#[derive(Debug)]
+pub struct PausedWrites {
+    state: State,
+    has_begun: bool,
+    next_sub: u32,
+    created: HashMap<Vec<u8>, u32>,
+    rules: Arc<Rules>,
+    suspects: BTreeSet<Vec<u8>>,
+}
+
 /// What a put does with the lease of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LeaseChange {
@@ -74,6 +85,32 @@ impl<'t> TreeWrites<'t> {
             is_ending: false,
             forgets: false,
         })
+    }
+
+    /// Frees the transaction for something else. [`crate::Tree::resume`] goes on: what follows has this revision too.
+    pub fn pause(self) -> PausedWrites {
+        PausedWrites {
+            state: self.state,
+            has_begun: self.has_begun,
+            next_sub: self.next_sub,
+            created: self.created,
+            rules: self.rules,
+            suspects: self.suspects,
+        }
+    }
+
+    pub(crate) fn resume(tree: &'t Shared, tx: &'t mut Transaction, paused: PausedWrites) -> Result<TreeWrites<'t>> {
+        let mut writes = TreeWrites::begin(tree, tx)?;
+        if writes.state != paused.state {
+            let cause = "the transaction has changed the tree since its writes were paused; resume them instead";
+            return Err(Reason::InvalidArgument(cause.into()).into());
+        }
+        writes.has_begun = paused.has_begun;
+        writes.next_sub = paused.next_sub;
+        writes.created = paused.created;
+        writes.rules = paused.rules;
+        writes.suspects = paused.suspects;
+        Ok(writes)
     }
 
     pub(crate) fn reading(&self) -> Reading<'_, Transaction> {

@@ -16,8 +16,8 @@ use duramen_engine::{Durability, Maintenance, Options, Reason, Store, Transactio
 use duramen_io::SimDisk;
 use duramen_topic::{Start, TopicOptions, Topics};
 use duramen_tree::{
-    ChangeKind, Compare, Condition, LeaseChange, Node, Pattern, Projection, Quota, Tree, TreeError, Trees,
-    TreesOptions, Trigger, WatchOptions,
+    ChangeKind, Compare, Condition, Event, LeaseChange, Node, Pattern, Projection, Quota, Selection, Tree, TreeError,
+    Trees, TreesOptions, Trigger, WatchOptions, Watched,
 };
 
 type Nodes = BTreeMap<Vec<u8>, Node>;

@@ -223,3 +223,36 @@ fn writes_in_a_usual_transaction_conflict_with_every_change_and_run_again() {
         .collect();
     assert_eq!(revisions, [2, 3, 4, 5]);
 }
+
+#[test]
+fn writes_that_were_paused_go_on_with_their_revision() {
+    let disk = SimDisk::new(1);
+    let (store, trees, tree) = open(&disk);
+    let other = trees.ensure("other").unwrap();
+    tree.put("a", "old").unwrap();
+    let map = store.map("map").unwrap();
+    let mut watch = tree.watch(WatchOptions::all()).unwrap();
+    let mut tx = store.begin(TransactionOptions::new().exclusive()).unwrap();
+    let mut writes = tree.writes(&mut tx).unwrap();
+    writes.put("a", "new").unwrap();
+    writes.put("b", "").unwrap();
+    let paused = writes.pause();
+    tx.put(&map, "key", "value").unwrap();
+    other.writes(&mut tx).unwrap().put("x", "").unwrap();
+    let mut writes = tree.resume(&mut tx, paused).unwrap();
+    assert_eq!(writes.get("a").unwrap().unwrap().payload, b"new");
+    writes.put("a", "newest").unwrap();
+    writes.delete("b").unwrap();
+    assert_eq!(writes.revision(), 3);
+    let paused = writes.pause();
+    // Other writes in between would have another revision.
+    tree.writes(&mut tx).unwrap().put("c", "").unwrap();
+    assert!(tree.resume(&mut tx, paused).is_err());
+    tx.commit().unwrap();
+    let events = watch.next(Duration::ZERO).unwrap().unwrap();
+    let seen: Vec<_> = events.iter().map(|event| (event.revision, &event.path[..])).collect();
+    assert_eq!(seen, [(3, &b"a"[..]), (4, b"c")]);
+    let old = events[0].old.as_ref().unwrap();
+    assert_eq!((&old.payload[..], old.version), (&b"old"[..], 1));
+    assert_eq!(tree.get("a").unwrap().unwrap().version, 3);
+}

@@ -11,6 +11,7 @@ const FILES: &[&str] = &[
     "duramen/v1/watch.proto",
     "duramen/v1/groups.proto",
     "duramen/v1/topics.proto",
+    "duramen/v1/trees.proto",
     "duramen/v1/transactions.proto",
     "duramen/v1/admin.proto",
     "duramen/command/v1/command.proto",

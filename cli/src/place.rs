@@ -240,6 +240,7 @@ fn failure(place: &str, error: Error) -> Failure {
     let failure = Failure::new(exit, format!("the server at {place}: {}", error.message));
     let hint = match (error.kind, &error.reason[..]) {
         (_, "MAP_NOT_FOUND") => "`duramen maps --server PLACE` lists the maps",
+        (_, "TREE_NOT_FOUND") => "`duramen tree list --server PLACE` lists the trees",
         (_, "TOPIC_NOT_FOUND") => "`duramen topics --server PLACE` lists the topics",
         (_, "GROUP_NOT_FOUND") => "`duramen groups --server PLACE TOPIC` lists the groups",
         (ErrorKind::Unavailable | ErrorKind::DeadlineExceeded, _) => {

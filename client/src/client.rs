@@ -8,11 +8,13 @@ use duramen_proto::v1::admin_client::AdminClient;
 use duramen_proto::v1::maps_client::MapsClient;
 use duramen_proto::v1::topics_client::TopicsClient;
 use duramen_proto::v1::transactions_client::TransactionsClient;
+use duramen_proto::v1::trees_client::TreesClient;
 use duramen_proto::v1::watch_client::WatchClient;
 use duramen_proto::v1::{
     Acknowledge, CheckRequest, CheckResponse, CompactRequest, CompactResponse, ConfigureMapRequest, CopyRequest,
-    CopyResponse, CreateMapRequest, CreateTopicRequest, DropMapRequest, KeepChanges, ListMapsRequest,
-    ListTopicsRequest, RenameMapRequest, StatisticsRequest, StatisticsResponse, TopicOptions,
+    CopyResponse, CreateMapRequest, CreateTopicRequest, CreateTreeRequest, DeleteTreeRequest, DropMapRequest,
+    KeepChanges, ListMapsRequest, ListTopicsRequest, ListTreesRequest, RenameMapRequest, StatisticsRequest,
+    StatisticsResponse, TopicOptions,
 };
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint};
@@ -25,6 +27,7 @@ use crate::options::WriteOptions;
 use crate::tls::{TlsOptions, bad_tls};
 use crate::topic::Topic;
 use crate::transaction::Transaction;
+use crate::tree::Tree;
 
 /// Sends a request with a method of a service: `send!(maps.get)`.
 macro_rules! send {
@@ -257,6 +260,46 @@ impl Client {
         self.write(request, send!(maps.drop_map)).await.map(drop)
     }
 
+    /// A handle of a tree. It makes no call.
+    pub fn tree(&self, name: impl Into<String>) -> Tree {
+        Tree::new(self.clone(), name.into())
+    }
+
+    /// Creates a tree. Returns `false` when it exists already.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a name that is empty or longer than 255 bytes.
+    pub async fn create_tree(&self, name: &str) -> Result<bool> {
+        let request = CreateTreeRequest {
+            tree: name.into(),
+            options: Some(self.options.of_call()),
+            ..CreateTreeRequest::default()
+        };
+        Ok(self.write(request, send!(trees.create_tree)).await?.created)
+    }
+
+    /// Deletes a tree with its nodes, revisions and leases.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn delete_tree(&self, name: &str) -> Result<()> {
+        let request = DeleteTreeRequest {
+            tree: name.into(),
+            options: Some(self.options.of_call()),
+            ..DeleteTreeRequest::default()
+        };
+        self.write(request, send!(trees.delete_tree)).await.map(drop)
+    }
+
+    /// Lists the trees in the order of their names.
+    ///
+    /// # Errors
+    /// Those of [`crate::Error`].
+    pub async fn list_trees(&self) -> Result<Vec<String>> {
+        let request = ListTreesRequest::default();
+        Ok(self.read(request, send!(trees.list_trees)).await?.trees)
+    }
+
     /// Creates a topic. Returns `false` when a topic of this name with equal options exists.
     ///
     /// # Errors
@@ -397,6 +440,12 @@ pub(crate) fn topics(channel: Channel) -> TopicsClient<Channel> {
 
 pub(crate) fn transactions(channel: Channel) -> TransactionsClient<Channel> {
     TransactionsClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+pub(crate) fn trees(channel: Channel) -> TreesClient<Channel> {
+    TreesClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }

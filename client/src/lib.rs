@@ -1,4 +1,4 @@
-//! The Rust client of Duramen servers: maps, topics and transactions over gRPC.
+//! The Rust client of Duramen servers: maps, topics, trees and transactions over gRPC.
 //!
 //! ```
 //! # let directory = tempfile::tempdir().unwrap();
@@ -61,7 +61,8 @@
 //! - A write at [`Acknowledge::Memory`] is not repeated once the client has sent it.
 //! - A [`Publisher`] and the [`Pairs`] of a range end with an error when the connection breaks.
 //! - A [`Subscription`] has no deadline. It resumes at the next offset.
-//! - A [`Watch`] has no deadline. It resumes behind the last change.
+//! - A [`Watch`] and a [`NodeWatch`] have no deadline. They resume behind the last change.
+//! - The [`SelectedNodes`] and [`Children`] of a tree end with an error when the connection breaks.
 //! - A [`Member`] has no deadline. It resumes its session, and keeps what it has not settled.
 //!
 //! # Modules
@@ -77,6 +78,9 @@
 //! following     streams that go on after a break
 //! subscription  the stream of messages from one topic
 //! watch         the stream of changes of one map
+//! nodes         selections of nodes of a tree, conditions and puts
+//! node_watch    the stream of changes of one tree
+//! tree          the calls on one tree
 //! group         the calls on one group of a topic
 //! member        a member of a group: deliveries, and settling them
 //! topic         the calls on one topic
@@ -98,6 +102,10 @@ mod publisher;
 mod subscription;
 mod watch;
 
+mod node_watch;
+mod nodes;
+mod tree;
+
 mod group;
 mod member;
 mod topic;
@@ -105,14 +113,17 @@ mod transaction;
 
 pub use client::{Builder, Client};
 pub use duramen_proto::v1::{
-    Acknowledge, CheckResponse as CheckReport, CompactResponse as Compaction, CopyResponse as Copied,
-    DescribeTopicResponse as TopicDescription, GroupDescription, KeepChanges, Pair, PendingMessage,
-    RedriveResponse as Redriven, StatisticsResponse as Statistics, TopicOptions,
+    Acknowledge, CheckResponse as CheckReport, Child, CompactResponse as Compaction, CopyResponse as Copied,
+    DescribeTopicResponse as TopicDescription, GroupDescription, KeepChanges, NodeEvent, Pair, PendingMessage,
+    PutNodeResponse as StoredNode, RedriveResponse as Redriven, StatisticsResponse as Statistics, TopicOptions,
+    TreeLease, TreeNode, TreeProjection, TreeQuota, TreeRule, TreeTrigger, WatchInfo, tree_rule::Rule,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use group::{Fetched, Group, GroupOptions};
 pub use map::{Map, Page, PageToken, Pairs};
 pub use member::{Deliveries, Delivery, Member, MemberOptions};
+pub use node_watch::{NodeWatch, WatchNodes};
+pub use nodes::{Compare, NodeCondition, NodePut, Nodes};
 pub use options::{Keys, Message, Range, Start, WriteOptions};
 pub use parts::Parts;
 pub use prost::bytes::Bytes;
@@ -121,4 +132,5 @@ pub use subscription::{Received, Subscription};
 pub use tls::TlsOptions;
 pub use topic::Topic;
 pub use transaction::{Committed, OperationResult, Transaction};
+pub use tree::{Children, ReadNodes, SelectedNodes, Tree};
 pub use watch::{Changed, Watch, WatchStart, Watched};

@@ -1,18 +1,21 @@
-//! Several changes of maps and topics in one commit.
+//! Several changes of maps, topics and trees in one commit.
 
 use duramen_proto::v1::condition::Test;
 use duramen_proto::v1::operation::Change;
 use duramen_proto::v1::operation_result::Result as Given;
 use duramen_proto::v1::settlement::Verdict;
+use duramen_proto::v1::tree_operation::Operation as TreeChange;
 use duramen_proto::v1::{
-    AddOperation, CommitRequest, Condition, DeleteOperation, DeleteRangeOperation, Operation, PublishOperation,
-    PutOperation,
+    self, AddOperation, CommitRequest, Condition, DeleteMatchingOperation, DeleteNodeOperation, DeleteOperation,
+    DeleteRangeOperation, GetNodeOperation, Operation, PublishOperation, PutMatchingOperation, PutOperation, TreeNode,
+    TreeOperation,
 };
 use prost::bytes::Bytes;
 
 use crate::client::{Client, send};
 use crate::error::{Error, Result};
 use crate::member::Deliveries;
+use crate::nodes::{NodeCondition, NodePut};
 use crate::options::{Keys, Message, WriteOptions, copied};
 
 /// A transaction in preparation; see [`Client::transaction`].
@@ -27,17 +30,19 @@ pub struct Transaction {
 }
 
 /// What a transaction did.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Committed {
     /// Whether all conditions held.
     pub succeeded: bool,
     /// A result for each operation that the server applied, in their order. Empty at `Acknowledge::Memory`.
     pub results: Vec<OperationResult>,
+    /// The revisions of the trees that the applied operations name.
+    pub revisions: Vec<(String, u64)>,
 }
 
 /// The result of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum OperationResult {
     /// The server applied it.
@@ -46,6 +51,13 @@ pub enum OperationResult {
     Sum(i64),
     /// The offset of the first message that it published.
     FirstOffset(u64),
+    /// What an operation on a tree led to.
+    Tree {
+        /// The node that it read, or the node before.
+        node: Option<TreeNode>,
+        /// Number of nodes that it changed.
+        count: u64,
+    },
 }
 
 impl Transaction {
@@ -102,6 +114,56 @@ impl Transaction {
         self.operation(Change::Publish(PublishOperation { topic, messages }))
     }
 
+    /// Condition: `condition` holds for the node of a path of a tree.
+    pub fn if_node(mut self, tree: &str, path: impl AsRef<[u8]>, condition: NodeCondition) -> Transaction {
+        self.request.node_conditions.push(v1::NodeCondition {
+            tree: tree.into(),
+            path: copied(path),
+            test: Some(condition.0),
+        });
+        self
+    }
+
+    /// Reads a node of a tree, as the operations before left it.
+    pub fn get_node(self, tree: &str, path: impl AsRef<[u8]>) -> Transaction {
+        let path = copied(path);
+        self.on_tree(tree, TreeChange::Get(GetNodeOperation { path }))
+    }
+
+    /// Stores a payload in a node of a tree.
+    pub fn put_node(self, tree: &str, put: NodePut) -> Transaction {
+        self.on_tree(tree, TreeChange::Put(put.0))
+    }
+
+    /// Deletes a node of a tree, and nothing below it.
+    pub fn delete_node(self, tree: &str, path: impl AsRef<[u8]>) -> Transaction {
+        let path = copied(path);
+        self.on_tree(tree, TreeChange::Delete(DeleteNodeOperation { path }))
+    }
+
+    /// Deletes a node of a tree and all nodes below it.
+    pub fn delete_subtree(self, tree: &str, path: impl AsRef<[u8]>) -> Transaction {
+        let path = copied(path);
+        self.on_tree(tree, TreeChange::DeleteSubtree(DeleteNodeOperation { path }))
+    }
+
+    /// Stores a payload in all nodes whose paths have a pattern; they keep their leases.
+    pub fn put_nodes(self, tree: &str, pattern: &str, payload: impl Into<Bytes>) -> Transaction {
+        let (pattern, payload) = (pattern.into(), payload.into());
+        self.on_tree(tree, TreeChange::PutMatching(PutMatchingOperation { pattern, payload }))
+    }
+
+    /// Deletes the nodes whose paths have a pattern.
+    pub fn delete_nodes(self, tree: &str, pattern: &str) -> Transaction {
+        let pattern = pattern.into();
+        self.on_tree(tree, TreeChange::DeleteMatching(DeleteMatchingOperation { pattern }))
+    }
+
+    fn on_tree(self, tree: &str, operation: TreeChange) -> Transaction {
+        let (tree, operation) = (tree.into(), Some(operation));
+        self.operation(Change::Tree(TreeOperation { tree, operation }))
+    }
+
     /// Acknowledges messages that a group delivered; none named: all that the member still has. Their effects and their
     /// acknowledgement are then one commit.
     pub fn acknowledge(self, deliveries: &Deliveries, offsets: &[u64]) -> Transaction {
@@ -132,11 +194,20 @@ impl Transaction {
             Some(Given::Applied(_)) => Ok(OperationResult::Applied),
             Some(Given::Sum(sum)) => Ok(OperationResult::Sum(sum)),
             Some(Given::FirstOffset(offset)) => Ok(OperationResult::FirstOffset(offset)),
+            Some(Given::Tree(result)) => Ok(OperationResult::Tree {
+                node: result.node,
+                count: result.count,
+            }),
             None => Err(Error::bad_response()),
         });
         Ok(Committed {
             succeeded: response.succeeded,
             results: results.collect::<Result<_>>()?,
+            revisions: response
+                .revisions
+                .into_iter()
+                .map(|one| (one.tree, one.revision))
+                .collect(),
         })
     }
 

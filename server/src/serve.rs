@@ -20,6 +20,7 @@ use duramen_proto::v1::admin_server::AdminServer;
 use duramen_proto::v1::maps_server::MapsServer;
 use duramen_proto::v1::topics_server::TopicsServer;
 use duramen_proto::v1::transactions_server::TransactionsServer;
+use duramen_proto::v1::trees_server::TreesServer;
 use duramen_proto::v1::watch_server::WatchServer;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
@@ -39,7 +40,9 @@ use crate::pages::Pages;
 use crate::pipeline::{Limits, Pipeline};
 use crate::room::Room;
 use crate::security::{Certificates, Guard, LimitLayer, Renewal, TlsError, Usages};
-use crate::services::{AdminService, MapsService, TopicsService, TransactionsService, WatchService};
+use crate::services::{
+    AdminService, MapsService, TopicsService, TransactionsService, TreesService, WatchService, Watchers, tend,
+};
 use crate::session::{Registry, Rooms, end_expired};
 use crate::sockets::Sockets;
 use crate::state::{Inner, State};
@@ -137,6 +140,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     };
     let applier = Applier::new(&store, TopicsOptions::new()).map_err(in_store)?;
     let topics = applier.topics().clone();
+    let trees = applier.trees().clone();
     let stored_sessions = applier.sessions().map_err(in_store)?;
     let guard = Guard::new(applier.tokens().clone());
     let limits = Limits {
@@ -147,6 +151,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     let state = State::new(Inner {
         store: store.clone(),
         topics,
+        trees,
         kept: Kept::open(&store).map_err(in_store)?,
         pipeline: Pipeline::new(applier, limits),
         arriving: Semaphore::new(config.queue_bytes.min(Semaphore::MAX_PERMITS)),
@@ -157,6 +162,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         begun,
         copy_dir: config.copy_dir.clone(),
         subscriptions: AtomicU64::new(0),
+        watchers: Watchers::default(),
         sessions: Registry::new(stored_sessions),
         rooms: Rooms::default(),
         ends: ending.clone(),
@@ -212,6 +218,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
                 () = renew(renewal) => {}
                 () = end_old_listings(&pages) => {}
                 () = end_expired(&pages) => {}
+                () = tend(&pages) => {}
                 _ = closing.wait_for(|closing| *closing) => {}
             }
         });
@@ -430,6 +437,9 @@ fn serve_connections(
     let transactions = TransactionsServer::new(TransactionsService(state.clone()))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let trees = TreesServer::new(TreesService(state.clone()))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let watch = WatchServer::new(WatchService(state.clone())).max_encoding_message_size(MESSAGE_BYTES_MAX);
     let admin = AdminServer::new(AdminService(state));
     let health = tonic_health::server::HealthService::from_health_reporter(health);
@@ -452,6 +462,7 @@ fn serve_connections(
         .add_service(maps)
         .add_service(topics)
         .add_service(transactions)
+        .add_service(trees)
         .add_service(watch)
         .add_service(admin)
         .add_service(tonic_health::pb::health_server::HealthServer::new(health))
@@ -473,6 +484,7 @@ async fn set_health(health: &HealthReporter, status: ServingStatus) {
         MapsServer::<MapsService>::NAME,
         TopicsServer::<TopicsService>::NAME,
         TransactionsServer::<TransactionsService>::NAME,
+        TreesServer::<TreesService>::NAME,
         WatchServer::<WatchService>::NAME,
         AdminServer::<AdminService>::NAME,
     ];

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use duramen::topic::{Topic, Topics};
+use duramen::tree::{Tree, Trees};
 use duramen::{Map, Store};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
@@ -15,11 +16,12 @@ use prost::bytes::Bytes;
 use tokio::sync::Semaphore;
 use tonic::{Code, Request, Status};
 
-use crate::command::{Kept, map_not_found};
+use crate::command::{Kept, map_not_found, tree_not_found};
 use crate::error::{failed, of_refusal, status};
 use crate::pages::Pages;
-use crate::pipeline::{Level, Pipeline};
+use crate::pipeline::{Answer, Level, Pipeline};
 use crate::security::{Access, Caller, Credentials, Guard, Resource, Usages};
+use crate::services::Watchers;
 use crate::session::{Registry, Rooms};
 
 /// What the services work on. Clones share it.
@@ -31,6 +33,7 @@ pub(crate) struct State {
 pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) topics: Topics,
+    pub(crate) trees: Trees,
     pub(crate) kept: Kept,
     pub(crate) pipeline: Pipeline,
     /// Room for values that arrive in parts, in bytes. It is not that of the queue: a slow client must not hold up the
@@ -44,6 +47,7 @@ pub(crate) struct Inner {
     /// Where copies are made.
     pub(crate) copy_dir: Option<PathBuf>,
     pub(crate) subscriptions: AtomicU64,
+    pub(crate) watchers: Watchers,
     pub(crate) sessions: Registry,
     pub(crate) rooms: Rooms,
     /// Set once the server ends: streams end then.
@@ -91,6 +95,11 @@ impl State {
         })
     }
 
+    pub(crate) fn tree(&self, name: &str) -> Result<Tree, Status> {
+        let tree = self.trees.get(name).map_err(|error| failed(&error))?;
+        tree.ok_or_else(|| of_refusal(&tree_not_found(name)))
+    }
+
     /// Applies a change, and returns its outcome; a refusal is an error.
     pub(crate) async fn write(&self, change: Change, options: Option<WriteOptions>) -> Result<Led, Status> {
         self.write_at_any_level(change, options)
@@ -129,6 +138,22 @@ impl State {
     pub(crate) async fn write_beside(&self, change: Change, options: Option<WriteOptions>) -> Result<Led, Status> {
         let (command, level) = self.command(change, options)?;
         self.pipeline.submit_beside(command, level).await.and_then(led)
+    }
+
+    /// Queues a change. The answer comes through the receiver.
+    pub(crate) fn enqueue(&self, change: Change, options: Option<WriteOptions>) -> Result<Answer, Status> {
+        let (command, level) = self.command(change, options)?;
+        self.pipeline.enqueue(command, level)
+    }
+
+    /// Applies a change that the server makes of itself.
+    pub(crate) async fn write_unasked(&self, change: Change) -> Result<Led, Status> {
+        let command = Command {
+            idempotency_key: Bytes::new(),
+            change: Some(change),
+        };
+        let outcome = self.pipeline.submit(command, Level::Written).await?;
+        led(outcome.unwrap_or_default())
     }
 
     fn command(&self, change: Change, options: Option<WriteOptions>) -> Result<(Command, Level), Status> {

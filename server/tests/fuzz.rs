@@ -13,6 +13,7 @@ use std::time::Duration;
 use common::*;
 use duramen_proto::DESCRIPTORS;
 use duramen_proto::v1::admin_client::AdminClient;
+use duramen_proto::v1::trees_client::TreesClient;
 use duramen_proto::v1::*;
 use fastrand::Rng;
 use prost::Message as _;
@@ -326,4 +327,12 @@ async fn prepare(clients: &mut Clients) {
         ..Default::default()
     };
     let _ = clients.topics.create_group(group).await;
+    let mut trees = TreesClient::new(clients.channel.clone());
+    for tree in ["t", "m"] {
+        let request = CreateTreeRequest {
+            tree: tree.into(),
+            ..Default::default()
+        };
+        let _ = trees.create_tree(request).await;
+    }
 }

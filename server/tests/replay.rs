@@ -12,10 +12,14 @@ use duramen::topic::{Start, Topics, TopicsOptions};
 use duramen::{Durability, Options, Store};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
+use duramen_proto::command::tree_command::Change as InTree;
 use duramen_proto::command::*;
 use duramen_proto::v1::condition::Test;
+use duramen_proto::v1::node_test::Test as NodeIs;
 use duramen_proto::v1::operation::Change as Operated;
 use duramen_proto::v1::settlement::Verdict;
+use duramen_proto::v1::tree_operation::Operation as OnNodes;
+use duramen_proto::v1::tree_rule::Rule;
 use duramen_proto::v1::{
     self, AddOperation, CommitRequest, Condition, DeleteOperation, DeleteRangeOperation, Header, KeyRange, Operation,
     PublishOperation, PutOperation,
@@ -109,6 +113,8 @@ fn beginning(rng: &mut Rng) -> Vec<Vec<Change>> {
         (0..4).map(|n| map(format!("map{n}"))).collect(),
         (4..7).map(|n| watched(rng, format!("map{n}"))).collect(),
         (0..3).map(open_session).collect(),
+        vec![of_tree(0, InTree::Create(true))],
+        vec![of_tree(1, InTree::Create(true))],
     ];
     entries.extend((0..4).map(|n| vec![create_topic(rng, n)]));
     entries.extend((0..8).map(|n| vec![create_group(rng, n % 4, n / 4)]));
@@ -339,13 +345,151 @@ fn catalog(rng: &mut Rng) -> Change {
     }
 }
 
+fn of_tree(number: u8, change: InTree) -> Change {
+    Change::Tree(TreeCommand {
+        tree: format!("tree{number}"),
+        change: Some(change),
+    })
+}
+
+fn path(rng: &mut Rng) -> String {
+    match rng.u8(0..3) {
+        0 => format!("{}", rng.u8(0..4)),
+        _ => format!("{}/{}", rng.u8(0..4), rng.u8(0..6)),
+    }
+}
+
+fn pattern(rng: &mut Rng) -> String {
+    rng.choice(["*/1", "2/**", "{1|3}/*", "*", "wrong{"]).unwrap().into()
+}
+
+/// A change of what belongs to a tree beside its nodes.
+fn beside_nodes(rng: &mut Rng) -> Change {
+    let change = match rng.u8(0..16) {
+        0 if rng.u8(0..8) == 0 => InTree::Delete(true),
+        0 | 1 => InTree::Create(true),
+        2 => InTree::Compact(rng.u64(0..150)),
+        3 => InTree::CompactWithoutRoom(rng.u64(0..80)),
+        4 => InTree::Purge(path(rng).into()),
+        5..8 => InTree::Tend(true),
+        8 | 9 => InTree::GrantLease(GrantTreeLease {
+            lease: rng.u64(0..6),
+            ttl_ms: rng.u64(0..20_000),
+        }),
+        10 => InTree::KeepLeaseAlive(rng.u64(0..6)),
+        11 => InTree::RevokeLease(rng.u64(0..6)),
+        12 => InTree::SetRule(rule(rng)),
+        13 => InTree::RemoveTrigger("a".into()),
+        14 => InTree::RemoveProjection("a".into()),
+        _ => InTree::RemoveQuota(path(rng).into()),
+    };
+    of_tree(rng.u8(0..3), change)
+}
+
+fn rule(rng: &mut Rng) -> v1::TreeRule {
+    let rule = match rng.u8(0..3) {
+        0 => Rule::Trigger(v1::TreeTrigger {
+            name: "a".into(),
+            pattern: pattern(rng),
+            without_puts: rng.bool(),
+            without_deletes: rng.bool(),
+            topic: topic(rng),
+        }),
+        1 => Rule::Projection(v1::TreeProjection {
+            name: "a".into(),
+            pattern: pattern(rng),
+            map: format!("of_tree{}", rng.u8(0..2)),
+        }),
+        _ => Rule::Quota(v1::TreeQuota {
+            path: path(rng).into(),
+            max_nodes: rng.u64(0..8),
+            max_bytes: rng.u64(0..2_000),
+            ..Default::default()
+        }),
+    };
+    v1::TreeRule { rule: Some(rule) }
+}
+
+fn node_test(rng: &mut Rng, depth: u8) -> v1::NodeTest {
+    let number = |rng: &mut Rng| v1::NumberTest {
+        test: Some(v1::number_test::Test::Less(rng.u64(0..200))),
+    };
+    let test = match rng.u8(0..if depth > 0 { 8 } else { 6 }) {
+        0 | 1 => NodeIs::Exists(rng.bool()),
+        2 => NodeIs::Version(number(rng)),
+        3 => NodeIs::Revision(number(rng)),
+        4 => NodeIs::Children(number(rng)),
+        5 => NodeIs::PayloadLess(vec![rng.u8(..)].into()),
+        6 => NodeIs::Not(Box::new(node_test(rng, depth - 1))),
+        _ => NodeIs::Any(v1::NodeTests {
+            tests: (0..rng.usize(0..3)).map(|_| node_test(rng, depth - 1)).collect(),
+        }),
+    };
+    v1::NodeTest { test: Some(test) }
+}
+
+fn on_nodes(rng: &mut Rng) -> Operated {
+    let operation = match rng.u8(0..16) {
+        0..9 => OnNodes::Put(v1::PutNodeOperation {
+            path: path(rng).into(),
+            payload: vec![rng.u8(..); rng.usize(0..100)].into(),
+            mode: rng.i32(0..4) & !1 | i32::from(rng.u8(0..6) == 0),
+            lease: (rng.u8(0..4) == 0).then(|| v1::put_node_operation::Lease::Attach(rng.u64(1..6))),
+            expected: None,
+            keep_while: (rng.u8(0..8) == 0).then(|| v1::KeepWhile {
+                conditions: vec![v1::PathCondition {
+                    path: path(rng).into(),
+                    test: Some(node_test(rng, 2)),
+                }],
+            }),
+        }),
+        9 => OnNodes::Get(v1::GetNodeOperation { path: path(rng).into() }),
+        10 | 11 => OnNodes::Delete(v1::DeleteNodeOperation { path: path(rng).into() }),
+        12 => OnNodes::DeleteSubtree(v1::DeleteNodeOperation { path: path(rng).into() }),
+        13 => OnNodes::PutMatching(v1::PutMatchingOperation {
+            pattern: pattern(rng),
+            payload: vec![rng.u8(..); 3].into(),
+        }),
+        14 => OnNodes::DeleteMatching(v1::DeleteMatchingOperation { pattern: pattern(rng) }),
+        _ => OnNodes::DeleteRange(KeyRange {
+            start: path(rng).into(),
+            end: Some(path(rng).into()),
+        }),
+    };
+    Operated::Tree(v1::TreeOperation {
+        tree: format!("tree{}", rng.u8(0..2)),
+        operation: Some(operation),
+    })
+}
+
+fn node_conditions(rng: &mut Rng) -> Vec<v1::NodeCondition> {
+    let condition = |rng: &mut Rng| v1::NodeCondition {
+        tree: format!("tree{}", rng.u8(0..2)),
+        path: path(rng).into(),
+        test: Some(node_test(rng, 3)),
+    };
+    (0..rng.usize(0..2)).map(|_| condition(rng)).collect()
+}
+
 fn change(rng: &mut Rng, leases: &[(Lease, Leased)]) -> Change {
-    match rng.u8(0..16) {
+    match rng.u8(0..22) {
+        16..18 => beside_nodes(rng),
+        18.. => {
+            let then: Vec<_> = (0..rng.usize(1..4)).map(|_| on_nodes(rng)).collect();
+            let otherwise = (0..rng.usize(0..2)).map(|_| on_nodes(rng)).collect();
+            match commit(vec![], then, otherwise) {
+                Change::Commit(made) => Change::Commit(CommitRequest {
+                    node_conditions: node_conditions(rng),
+                    ..made
+                }),
+                other => other,
+            }
+        }
         0 => {
             let number = rng.u8(0..4);
             create_topic(rng, number)
         }
-        10.. => of_group(rng, leases),
+        10..16 => of_group(rng, leases),
         1 => Change::ConfigureTopic(ConfigureTopic {
             topic: topic(rng),
             options: Some(v1::TopicOptions {
@@ -377,7 +521,8 @@ fn key(rng: &mut Rng) -> String {
 }
 
 fn operation(rng: &mut Rng) -> Operated {
-    match rng.u8(0..12) {
+    match rng.u8(0..13) {
+        12 => on_nodes(rng),
         0..5 => Operated::Put(PutOperation {
             map: map(rng),
             key: key(rng).into(),
@@ -447,6 +592,14 @@ fn contents(store: &Store) -> Vec<String> {
         "server.changes",
         "groups",
         "states",
+        "tree.trees",
+        "tree.nodes",
+        "tree.changes",
+        "tree.versions",
+        "tree.children",
+        "tree.parents",
+        "tree.leases",
+        "tree.rules",
     ] {
         maps.push((format!("({reserved})"), store.reserved_map(reserved).unwrap()));
     }
@@ -499,6 +652,10 @@ fn equal_entries_make_equal_stores() {
     let leased = |outcome: &&Outcome| matches!(&outcome.outcome, Some(Led::Leased(leased)) if !leased.lease.is_empty());
     let leases = outcomes.iter().flatten().filter(leased).count();
     assert!(leases > 20, "{leases} leases; seed {seed}");
+    let in_trees =
+        |outcome: &&Outcome| matches!(&outcome.outcome, Some(Led::Committed(made)) if !made.revisions.is_empty());
+    let changes = outcomes.iter().flatten().filter(in_trees).count();
+    assert!(changes > 100, "{changes} transactions came to trees; seed {seed}");
     let refused = |outcome: &&Outcome| matches!(outcome.outcome, Some(Led::Refused(_)));
     let all = outcomes.iter().flatten().count();
     let refusals = outcomes.iter().flatten().filter(refused).count();

@@ -135,6 +135,14 @@ impl TreeView {
         self.reading().children(Some(path.as_ref()))
     }
 
+    /// What is at the top of the tree, as [`TreeView::child_count`].
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn top_count(&self) -> Result<Children> {
+        self.reading().children(None)
+    }
+
     /// Children of a path in the order of their names, from the one after `after` on, at most `limit`.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, UNIX_EPOCH};
 
 use duramen::topic::{Group, Message, Ticket, Topic, TopicError, TopicWrites, Topics, TopicsOptions};
+use duramen::tree::{Trees, TreesOptions};
 use duramen::{CommitFuture, Durability, Error, Map, Result, Store, Transaction, TransactionOptions};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
@@ -21,12 +22,14 @@ use super::options::topic_options;
 use super::refusal::{refusal_of, refused};
 use super::sessions::Sessions;
 use super::token::{self, TOKENS};
+use super::trees::{self, OpenTrees};
 use crate::security::Tokens;
 
 /// Applies entries to a store: all writes of the server go through here.
 pub struct Applier {
     store: Store,
     topics: Topics,
+    pub(super) trees: Trees,
     keys: Keys,
     pub(super) sessions: Sessions,
     tokens: Tokens,
@@ -51,6 +54,8 @@ pub struct Applied {
 /// Why a command changed nothing: it was refused, or the store failed.
 pub(super) enum Stopped {
     Refused(Refusal),
+    /// It was refused, and may have written something before.
+    RefusedLate(Refusal, Error),
     Failed(Error),
 }
 
@@ -80,6 +85,8 @@ impl Applier {
         Ok(Applier {
             store: store.clone(),
             topics: Topics::open_with(store, topics)?,
+            // Commands do what trees need in the background.
+            trees: Trees::open_with(store, TreesOptions::new().background(false))?,
             keys: Keys::new(store.reserved_map("server.idempotency")?),
             sessions: Sessions::new(store.reserved_map("server.sessions")?),
             tokens: Tokens::new(store.reserved_map(TOKENS)?),
@@ -113,6 +120,11 @@ impl Applier {
         &self.topics
     }
 
+    /// The store's trees.
+    pub fn trees(&self) -> &Trees {
+        &self.trees
+    }
+
     /// Whether a command may have changed something when it is refused. A savepoint takes that back; each one makes the
     /// reads of the entry slower. One operation that writes one row changes nothing when it fails.
     pub fn takes_savepoint(command: &Command) -> bool {
@@ -122,32 +134,36 @@ impl Applier {
                 Some(Operated::Publish(publish)) => publish.messages.len() <= 1,
                 // What can be refused is refused before anything is written, but for what is buried.
                 Some(Operated::Settle(settle)) => settle.offsets.len() <= 1 && is_done(settle),
+                Some(Operated::Tree(operation)) => trees::is_whole(operation),
                 _ => true,
             },
             _ => false,
         };
         match &command.change {
             Some(Change::Commit(commit)) => !(is_one_row(&commit.then) && is_one_row(&commit.otherwise)),
+            Some(Change::Tree(command)) => !trees::is_whole_command(command),
             // It takes savepoints of its own where it needs them.
             Some(Change::Lease(_) | Change::EndSession(_) | Change::OpenSession(_) | Change::Extend(_)) => false,
             _ => true,
         }
     }
 
-    /// Whether an entry ends with a command. Publishing follows the options of topics as they are committed, and groups
-    /// deliver what is committed. So what comes after a change of topics or groups belongs into the next entry.
+    /// Whether an entry ends with a command. Publishing follows the options of topics as they are committed, groups
+    /// deliver what is committed, and trees are found among those that are committed. So what comes after a change of
+    /// topics, groups or the list of trees belongs into the next entry.
     pub fn ends_entry(command: &Command) -> bool {
-        matches!(
-            command.change,
+        match &command.change {
             Some(
                 Change::CreateTopic(_)
-                    | Change::ConfigureTopic(_)
-                    | Change::DeleteTopic(_)
-                    | Change::CreateGroup(_)
-                    | Change::ConfigureGroup(_)
-                    | Change::DeleteGroup(_)
-            )
-        )
+                | Change::ConfigureTopic(_)
+                | Change::DeleteTopic(_)
+                | Change::CreateGroup(_)
+                | Change::ConfigureGroup(_)
+                | Change::DeleteGroup(_),
+            ) => true,
+            Some(Change::Tree(command)) => trees::is_of_the_tree_itself(command),
+            _ => false,
+        }
     }
 
     /// Applies an entry in one commit, which is visible when this returns. A command that is refused changes nothing,
@@ -215,7 +231,9 @@ impl Applier {
         offsets.begin_command();
         let outcome = match self.run(tx, command, entry, offsets) {
             Ok(outcome) => outcome,
-            Err(Stopped::Refused(refusal)) => {
+            // There is nothing to go back to. Alone, the command fails without the others.
+            Err(Stopped::RefusedLate(_, error)) if before.is_none() => return Err(error),
+            Err(Stopped::Refused(refusal) | Stopped::RefusedLate(refusal, _)) => {
                 if let Some(before) = before {
                     tx.rollback_to(&before)?;
                     offsets.roll_back();
@@ -278,6 +296,7 @@ impl Applier {
             Change::RevokeToken(revoke) => {
                 return Ok(outcome(Led::Changed(token::revoke(&self.tokens, tx, revoke)?)));
             }
+            Change::Tree(command) => return self.change_tree(tx, command),
         }
         Ok(outcome(Led::Changed(true)))
     }
@@ -333,13 +352,21 @@ impl Applier {
                 }
             };
         }
+        let mut trees = OpenTrees::default();
+        for condition in &commit.node_conditions {
+            succeeded &= self.node_holds(tx, &mut trees, condition)?;
+        }
         let operations = if succeeded { &commit.then } else { &commit.otherwise };
         let mut results = Vec::with_capacity(operations.len());
         for operation in operations {
-            let given = self.operate(tx, operation, time_us, offsets)?;
+            let given = self.operate(tx, operation, time_us, offsets, &mut trees)?;
             results.push(OperationResult { result: Some(given) });
         }
-        Ok(outcome(Led::Committed(CommitResponse { succeeded, results })))
+        Ok(outcome(Led::Committed(CommitResponse {
+            succeeded,
+            results,
+            revisions: trees.revisions(),
+        })))
     }
 
     fn operate(
@@ -348,6 +375,7 @@ impl Applier {
         operation: &Operation,
         time_us: u64,
         offsets: &mut Offsets,
+        trees: &mut OpenTrees,
     ) -> std::result::Result<Given, Stopped> {
         let Some(change) = &operation.change else {
             return Err(refused(Code::InvalidArgument, "INVALID_ARGUMENT", "an operation has no change").into());
@@ -392,6 +420,7 @@ impl Applier {
             }
             Operated::Publish(publish) => return self.publish(tx, publish, offsets),
             Operated::Settle(settle) => self.settle(tx, settle)?,
+            Operated::Tree(operation) => return Ok(Given::Tree(self.operate_tree(tx, trees, operation)?)),
         }
         Ok(Given::Applied(v1::Applied {}))
     }

@@ -12,6 +12,7 @@ mod options;
 mod refusal;
 mod sessions;
 mod token;
+mod trees;
 
 pub(crate) use apply::map_not_found;
 pub use apply::{Applied, Applier};
@@ -21,6 +22,7 @@ pub(crate) use options::{to_group_options, to_topic_options};
 pub(crate) use refusal::refusal_of;
 pub use sessions::SESSION_BYTES;
 pub(crate) use token::TOKENS;
+pub(crate) use trees::{to_kind, to_lease, to_node, to_pattern, tree_not_found};
 
 /// The version of entries that this server writes. It refuses all others.
 pub const ENTRY_VERSION: u32 = 1;

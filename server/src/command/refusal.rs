@@ -1,6 +1,7 @@
 //! Refusals: what a command gets that changes nothing.
 
 use duramen::topic::TopicError;
+use duramen::tree::TreeError;
 use duramen::{Error, Kind, Reason};
 use duramen_proto::command::Refusal;
 use tonic::Code;
@@ -31,6 +32,31 @@ pub(crate) fn refusal_of(error: &Error) -> Option<Refusal> {
             TopicError::LeaseLost { .. } => (Code::Aborted, "LEASE_LOST"),
             TopicError::AlreadySettled { .. } => (Code::Aborted, "ALREADY_SETTLED"),
             TopicError::NotYetPublished { .. } => (Code::OutOfRange, "NOT_YET_PUBLISHED"),
+            _ if error.kind() == Kind::FixTheCall => (Code::InvalidArgument, "INVALID_ARGUMENT"),
+            _ => return None,
+        };
+        return Some(refused(code, reason, error.to_string()));
+    }
+    if let Some(tree) = TreeError::of(error) {
+        let (code, reason) = match tree {
+            TreeError::UnknownTree { .. } => (Code::NotFound, "TREE_NOT_FOUND"),
+            TreeError::InvalidName { .. } => (Code::InvalidArgument, "INVALID_TREE_NAME"),
+            TreeError::InvalidPath { .. } => (Code::InvalidArgument, "INVALID_PATH"),
+            TreeError::InvalidPattern { .. } => (Code::InvalidArgument, "INVALID_PATTERN"),
+            TreeError::InvalidCondition { .. } => (Code::InvalidArgument, "INVALID_CONDITION"),
+            TreeError::PayloadTooLarge { .. } => (Code::InvalidArgument, "PAYLOAD_TOO_LARGE"),
+            TreeError::Exists { .. } => (Code::AlreadyExists, "NODE_EXISTS"),
+            TreeError::Missing { .. } => (Code::NotFound, "NODE_NOT_FOUND"),
+            TreeError::Mismatch { .. } => (Code::FailedPrecondition, "NODE_MISMATCH"),
+            TreeError::NotKept { .. } => (Code::FailedPrecondition, "NODE_NOT_KEPT"),
+            TreeError::LeaseGone { .. } => (Code::NotFound, "LEASE_NOT_FOUND"),
+            TreeError::LeaseExists { .. } => (Code::AlreadyExists, "LEASE_EXISTS"),
+            TreeError::InvalidLease { .. } => (Code::InvalidArgument, "INVALID_LEASE"),
+            TreeError::Compacted { .. } => (Code::OutOfRange, "COMPACTED"),
+            TreeError::FutureRevision { .. } => (Code::OutOfRange, "FUTURE_REVISION"),
+            TreeError::QuotaReached { .. } => (Code::ResourceExhausted, "QUOTA_REACHED"),
+            TreeError::UnknownRule { .. } => (Code::NotFound, "RULE_NOT_FOUND"),
+            TreeError::TriggerTopic { .. } => (Code::FailedPrecondition, "TRIGGER_TOPIC_NOT_FOUND"),
             _ if error.kind() == Kind::FixTheCall => (Code::InvalidArgument, "INVALID_ARGUMENT"),
             _ => return None,
         };

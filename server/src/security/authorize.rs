@@ -13,8 +13,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use duramen::Reason;
 use duramen_proto::command::Token;
-use duramen_proto::v1::CommitRequest;
 use duramen_proto::v1::operation::Change;
+use duramen_proto::v1::{CommitRequest, TreeOperation};
 use hyper::HeaderMap;
 use tonic::{Code, Request, Status};
 
@@ -180,6 +180,9 @@ impl Caller {
         for condition in &commit.conditions {
             self.may(Access::Read, Resource::Map(&condition.map))?;
         }
+        for condition in &commit.node_conditions {
+            self.may(Access::Read, Resource::Tree(&condition.tree))?;
+        }
         let operations = commit.then.iter().chain(&commit.otherwise);
         for change in operations.filter_map(|operation| operation.change.as_ref()) {
             match change {
@@ -189,9 +192,26 @@ impl Caller {
                 Change::Add(add) => self.may_add(&add.map)?,
                 Change::Publish(publish) => self.may(Access::Write, Resource::Topic(&publish.topic))?,
                 Change::Settle(settle) => self.may(Access::Read, Resource::Topic(&settle.topic))?,
+                Change::Tree(operation) => self.may_operate(operation)?,
             }
         }
         Ok(())
+    }
+
+    /// Refuses an operation on a tree. The result of a put or deletion has the node before, so it reads as well.
+    fn may_operate(&self, operation: &TreeOperation) -> Result<(), Status> {
+        use duramen_proto::v1::tree_operation::Operation;
+        let tree = Resource::Tree(&operation.tree);
+        match &operation.operation {
+            Some(Operation::Get(_)) => self.may(Access::Read, tree),
+            _ => self.may_change(&operation.tree),
+        }
+    }
+
+    /// Refuses a change of a node whose result has the node before.
+    pub(crate) fn may_change(&self, tree: &str) -> Result<(), Status> {
+        self.may(Access::Read, Resource::Tree(tree))?;
+        self.may(Access::Write, Resource::Tree(tree))
     }
 
     /// Refuses an addition to a counter. Its result is the sum, so it reads as well.

@@ -1,4 +1,4 @@
-//! Permissions: what a principal may do with which maps and topics.
+//! Permissions: what a principal may do with which maps, topics and trees.
 //!
 //! The text of a permission is `ACCESS:KIND:NAME`, or `ACCESS:*` for everything. A name that ends with `*` is a prefix.
 
@@ -23,6 +23,8 @@ pub(crate) enum Resource<'a> {
     Map(&'a str),
     /// A topic.
     Topic(&'a str),
+    /// A tree.
+    Tree(&'a str),
     /// The server as a whole.
     Everything,
 }
@@ -39,6 +41,7 @@ enum Scope {
     Everything,
     Map(Pattern),
     Topic(Pattern),
+    Tree(Pattern),
 }
 
 /// A name, or the beginning of names.
@@ -51,7 +54,7 @@ struct Pattern {
 /// The text is no permission.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no permission; write read, write or admin, and then :*, :map:NAME or :topic:NAME, as in read:map:orders.*"
+    "{0:?} is no permission; write read, write or admin, and then :*, :map:NAME, :topic:NAME or :tree:NAME, as in read:map:orders.*"
 )]
 pub struct NoPermission(String);
 
@@ -65,9 +68,9 @@ impl Permission {
     pub(crate) fn covers(&self, resource: Resource<'_>) -> bool {
         match (&self.scope, resource) {
             (Scope::Everything, _) => true,
-            (Scope::Map(pattern), Resource::Map(name)) | (Scope::Topic(pattern), Resource::Topic(name)) => {
-                pattern.matches(name)
-            }
+            (Scope::Map(pattern), Resource::Map(name))
+            | (Scope::Topic(pattern), Resource::Topic(name))
+            | (Scope::Tree(pattern), Resource::Tree(name)) => pattern.matches(name),
             _ => false,
         }
     }
@@ -105,6 +108,7 @@ impl FromStr for Permission {
                 None if scope == "*" => Scope::Everything,
                 Some(("map", name)) if !name.is_empty() => Scope::Map(Pattern::new(name)),
                 Some(("topic", name)) if !name.is_empty() => Scope::Topic(Pattern::new(name)),
+                Some(("tree", name)) if !name.is_empty() => Scope::Tree(Pattern::new(name)),
                 _ => return None,
             };
             Some(Permission { access, scope })
@@ -128,6 +132,7 @@ impl fmt::Display for Resource<'_> {
         match self {
             Resource::Map(name) => write!(f, "map:{name}"),
             Resource::Topic(name) => write!(f, "topic:{name}"),
+            Resource::Tree(name) => write!(f, "tree:{name}"),
             Resource::Everything => f.write_str("*"),
         }
     }
@@ -139,6 +144,7 @@ impl fmt::Display for Permission {
             Scope::Everything => write!(f, "{}:*", self.access),
             Scope::Map(pattern) => write!(f, "{}:map:{pattern}", self.access),
             Scope::Topic(pattern) => write!(f, "{}:topic:{pattern}", self.access),
+            Scope::Tree(pattern) => write!(f, "{}:tree:{pattern}", self.access),
         }
     }
 }
@@ -169,6 +175,10 @@ mod tests {
         assert!(exact.allows(Access::Write, Resource::Topic("sales")));
         assert!(!exact.allows(Access::Write, Resource::Topic("sales.dead")));
         assert!(!exact.allows(Access::Read, Resource::Topic("sales")));
+        assert!(!exact.allows(Access::Write, Resource::Tree("sales")));
+        let tree = permission("write:tree:con*");
+        assert!(tree.allows(Access::Write, Resource::Tree("config")));
+        assert!(!tree.allows(Access::Write, Resource::Map("config")));
     }
 
     #[test]
@@ -191,6 +201,7 @@ mod tests {
             "admin:*",
             "read:map:a:b",
             "admin:topic:t",
+            "write:tree:config",
         ] {
             assert_eq!(permission(text).to_string(), text);
         }

@@ -19,7 +19,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::error::{failed, invalid, overloaded, status, stopping};
+use super::send;
+use crate::error::{failed, invalid, overloaded, status};
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, check_space, unexpected};
 
@@ -420,8 +421,8 @@ impl Maps for MapsService {
             delta: request.delta,
         });
         let response = self.operate(&request.space, Vec::new(), add, request.options).await?;
-        match response.results.first().and_then(|result| result.result) {
-            Some(Given::Sum(value)) => Ok(Response::new(AddResponse { value })),
+        match response.results.first().and_then(|result| result.result.as_ref()) {
+            Some(Given::Sum(value)) => Ok(Response::new(AddResponse { value: *value })),
             _ => Err(unexpected(&Led::Committed(response))),
         }
     }
@@ -447,21 +448,6 @@ async fn in_time<T>(limit: Duration, arrives: impl Future<Output = Result<T, Sta
         let message = format!("the value had not arrived after {limit:?}; send it again, or on a faster way");
         Err(status(Code::DeadlineExceeded, "PARTS_MISSING", message))
     })
-}
-
-/// Sends a stream until it is complete, the client has gone, or the server ends.
-fn send<T: Send + 'static>(
-    state: &State,
-    sender: mpsc::Sender<Result<T, Status>>,
-    sends: impl Future<Output = ()> + Send + 'static,
-) {
-    let mut ends = state.ends.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            () = sends => {}
-            _ = ends.wait_for(|ends| *ends) => drop(sender.try_send(Err(stopping()))),
-        }
-    });
 }
 
 /// Collects the parts of a value.

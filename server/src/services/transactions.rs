@@ -20,7 +20,8 @@ impl Transactions for TransactionsService {
         self.0.caller(&request)?.may_commit(request.get_ref())?;
         let mut request = request.into_inner();
         check_space(&request.space)?;
-        let parts = request.conditions.len() + request.then.len() + request.otherwise.len();
+        let parts =
+            request.conditions.len() + request.node_conditions.len() + request.then.len() + request.otherwise.len();
         if parts > PARTS_MAX {
             return Err(invalid(format!(
                 "the transaction has {parts} conditions and operations, at most {PARTS_MAX} are possible; split it"
@@ -33,6 +34,7 @@ impl Transactions for TransactionsService {
             None => Ok(Response::new(CommitResponse {
                 succeeded: true,
                 results: Vec::new(),
+                revisions: Vec::new(),
             })),
             Some(Led::Committed(response)) => Ok(Response::new(response)),
             Some(other) => Err(unexpected(&other)),

@@ -9,16 +9,15 @@ use std::time::{Duration, Instant};
 
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
-use duramen_proto::command::{Command, EndSession, OpenSession, StoredSession};
+use duramen_proto::command::{EndSession, OpenSession, StoredSession};
 use prost::bytes::Bytes;
 use tokio::sync::oneshot;
 use tonic::{Code, Status};
 
 use crate::command::SESSION_BYTES;
 use crate::error::{invalid, status};
-use crate::pipeline::Level;
 use crate::security::Caller;
-use crate::state::{State, led, unexpected};
+use crate::state::{State, unexpected};
 
 /// How often sessions are looked at.
 const LOOK: Duration = Duration::from_millis(250);
@@ -130,7 +129,7 @@ impl Registry {
             timeout_ms: timeout.as_millis() as u64,
             principal: principal.clone(),
         });
-        submit(state, open).await?;
+        state.write_unasked(open).await?;
         let number = state.store.random_number();
         let (ends, taken_over) = oneshot::channel();
         let place = Place::Attached { number, _ends: ends };
@@ -211,19 +210,10 @@ async fn end(state: &State, session: Bytes, is_orderly: bool) -> Result<(), Stat
             session: session.clone(),
             is_orderly,
         };
-        match submit(state, Change::EndSession(end)).await? {
+        match state.write_unasked(Change::EndSession(end)).await? {
             Led::SessionEnded(true) => return Ok(()),
             Led::SessionEnded(false) => {}
             other => return Err(unexpected(&other)),
         }
     }
-}
-
-async fn submit(state: &State, change: Change) -> Result<Led, Status> {
-    let command = Command {
-        idempotency_key: Bytes::new(),
-        change: Some(change),
-    };
-    let outcome = state.pipeline.submit(command, Level::Written).await?;
-    led(outcome.unwrap_or_default())
 }

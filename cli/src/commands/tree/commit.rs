@@ -4,11 +4,14 @@ use std::io::{self, Read};
 
 use clap::Args;
 use duramen::tree::{Compare, Condition, Done, LeaseChange, Operation, TreeCommit};
+use duramen_client::OperationResult;
 use serde_json::{Map, Value, json};
 
+use super::remote::of_server;
 use super::{Opened, TreeArguments, object};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
+use crate::text::Notation;
 
 const EXAMPLES: &str = r#"Examples:
   Several changes with one revision:
@@ -43,27 +46,57 @@ impl Txn {
         read.map_err(|error| Failure::of_io("reading standard input", &error))?;
         let value: Value = serde_json::from_str(&text).map_err(wrong)?;
         let value = value.as_object().ok_or_else(|| wrong("it is no object"))?;
-        let opened = self.place.existing_or_new()?;
-        let commit = parse(&opened, value)?;
-        let committed = opened.tree.commit(&commit)?;
-        let done: Vec<Value> = committed.done.iter().map(|done| shown(&opened, done)).collect();
+        let notation = self.place.notation.notation();
+        let parsed = Parsed::new(notation, value)?;
+        let (held, revision, done) = match self.place.existing_or_new()? {
+            Opened::Local(local) => {
+                let committed = local.tree.commit(&parsed.commit())?;
+                (committed.held, committed.revision, committed.done)
+            }
+            Opened::Remote(remote) => {
+                let committed = remote.commit(&parsed.conditions, &parsed.then, &parsed.otherwise)?;
+                let revision = committed.revisions.first().map(|(_, revision)| *revision);
+                let revision = match revision {
+                    Some(revision) => revision,
+                    // No operation was applied.
+                    None => remote.server.wait(remote.tree.revision())?,
+                };
+                let operations = if committed.succeeded {
+                    &parsed.then
+                } else {
+                    &parsed.otherwise
+                };
+                let done = operations.iter().zip(committed.results).map(done_by_server);
+                (committed.succeeded, revision, done.collect())
+            }
+        };
+        let done: Vec<Value> = done.iter().map(|done| shown(notation, done)).collect();
         match output.is_json {
-            true => output.json(&json!({"held": committed.held, "revision": committed.revision, "done": done}))?,
+            true => output.json(&json!({"held": held, "revision": revision, "done": done}))?,
             false => {
-                let outcome = if committed.held { "then" } else { "else" };
-                output.line(format_args!("{outcome}\t{}", committed.revision))?;
+                let outcome = if held { "then" } else { "else" };
+                output.line(format_args!("{outcome}\t{revision}"))?;
                 done.iter().try_for_each(|done| output.line(done))?;
             }
         }
-        Ok(if committed.held { Exit::Done } else { Exit::NotFound })
+        Ok(if held { Exit::Done } else { Exit::NotFound })
     }
 }
 
-fn shown(opened: &Opened, done: &Done) -> Value {
+/// What a server has done, as a store says it.
+fn done_by_server((operation, result): (&Operation, OperationResult)) -> Done {
+    match (operation, result) {
+        (Operation::DeleteSubtree { .. }, OperationResult::Tree { count, .. }) => Done::Deleted(count),
+        (_, OperationResult::Tree { node, .. }) => Done::Node(node.map(|node| of_server(node).1)),
+        _ => Done::Node(None),
+    }
+}
+
+fn shown(notation: Notation, done: &Done) -> Value {
     match done {
         Done::Node(None) => json!({"found": false}),
         Done::Node(Some(node)) => {
-            let mut object = object(opened.notation, b"", node);
+            let mut object = object(notation, b"", node);
             if let Some(object) = object.as_object_mut() {
                 object.remove("path");
             }
@@ -73,40 +106,61 @@ fn shown(opened: &Opened, done: &Done) -> Value {
     }
 }
 
-fn parse(opened: &Opened, value: &Map<String, Value>) -> Outcome<TreeCommit> {
-    let mut commit = TreeCommit::new();
-    for (name, list) in value {
-        let list = list
-            .as_array()
-            .ok_or_else(|| wrong(format_args!("`{name}` is no list")))?;
-        for item in list {
-            let item = item
-                .as_object()
-                .ok_or_else(|| wrong(format_args!("`{name}` has what is no object")))?;
-            commit = match &name[..] {
-                "if" => {
-                    let (path, condition) = condition(opened, item)?;
-                    commit.when(path, condition)
-                }
-                "then" => commit.then(operation(opened, item)?),
-                "else" => commit.otherwise(operation(opened, item)?),
-                other => return Err(wrong(format_args!("there is no {other:?}; use if, then and else"))),
-            };
-        }
-    }
-    Ok(commit)
+/// The conditions and operations of the input.
+#[derive(Default)]
+struct Parsed {
+    conditions: Vec<(Vec<u8>, Condition)>,
+    then: Vec<Operation>,
+    otherwise: Vec<Operation>,
 }
 
-fn text(opened: &Opened, item: &Map<String, Value>, name: &str) -> Outcome<Option<Vec<u8>>> {
+impl Parsed {
+    fn new(notation: Notation, value: &Map<String, Value>) -> Outcome<Parsed> {
+        let mut parsed = Parsed::default();
+        for (name, list) in value {
+            let list = list
+                .as_array()
+                .ok_or_else(|| wrong(format_args!("`{name}` is no list")))?;
+            for item in list {
+                let item = item
+                    .as_object()
+                    .ok_or_else(|| wrong(format_args!("`{name}` has what is no object")))?;
+                match &name[..] {
+                    "if" => parsed.conditions.push(condition(notation, item)?),
+                    "then" => parsed.then.push(operation(notation, item)?),
+                    "else" => parsed.otherwise.push(operation(notation, item)?),
+                    other => return Err(wrong(format_args!("there is no {other:?}; use if, then and else"))),
+                }
+            }
+        }
+        Ok(parsed)
+    }
+
+    fn commit(&self) -> TreeCommit {
+        let mut commit = TreeCommit::new();
+        for (path, condition) in &self.conditions {
+            commit = commit.when(path, condition.clone());
+        }
+        for operation in &self.then {
+            commit = commit.then(operation.clone());
+        }
+        for operation in &self.otherwise {
+            commit = commit.otherwise(operation.clone());
+        }
+        commit
+    }
+}
+
+fn text(notation: Notation, item: &Map<String, Value>, name: &str) -> Outcome<Option<Vec<u8>>> {
     let Some(value) = item.get(name) else { return Ok(None) };
     let text = value
         .as_str()
         .ok_or_else(|| wrong(format_args!("`{name}` is no text")))?;
-    opened.notation.parse(name, text).map(Some)
+    notation.parse(name, text).map(Some)
 }
 
-fn condition(opened: &Opened, item: &Map<String, Value>) -> Outcome<(Vec<u8>, Condition)> {
-    let path = text(opened, item, "path")?.ok_or_else(|| wrong("a condition has no `path`"))?;
+fn condition(notation: Notation, item: &Map<String, Value>) -> Outcome<(Vec<u8>, Condition)> {
+    let path = text(notation, item, "path")?.ok_or_else(|| wrong("a condition has no `path`"))?;
     let mut all = Vec::new();
     for (name, value) in item {
         all.push(match &name[..] {
@@ -116,7 +170,7 @@ fn condition(opened: &Opened, item: &Map<String, Value>) -> Outcome<(Vec<u8>, Co
                 Some(false) => Condition::Missing,
                 None => return Err(wrong("`exists` is true or false")),
             },
-            "payload" => Condition::Payload(text(opened, item, name)?.unwrap_or_default()),
+            "payload" => Condition::Payload(text(notation, item, name)?.unwrap_or_default()),
             "version" => Condition::Version(compare(value)?),
             "revision" => Condition::Revision(compare(value)?),
             "create_revision" => Condition::CreateRevision(compare(value)?),
@@ -152,10 +206,10 @@ fn compare(value: &Value) -> Outcome<Compare> {
     })
 }
 
-fn operation(opened: &Opened, item: &Map<String, Value>) -> Outcome<Operation> {
-    let path = |name| text(opened, item, name);
+fn operation(notation: Notation, item: &Map<String, Value>) -> Outcome<Operation> {
+    let path = |name| text(notation, item, name);
     if let Some(path) = path("put")? {
-        let payload = text(opened, item, "payload")?.ok_or_else(|| wrong("a put has no `payload`"))?;
+        let payload = text(notation, item, "payload")?.ok_or_else(|| wrong("a put has no `payload`"))?;
         let lease = item.get("lease").and_then(Value::as_u64);
         let lease = lease.map_or(LeaseChange::Keep, LeaseChange::Attach);
         return Ok(Operation::Put { path, payload, lease });

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use duramen::tree::Lease as LeaseOfTree;
+use duramen_client::TreeLease;
 use serde_json::{Value, json};
 
-use super::TreeArguments;
+use super::remote::Remote;
+use super::{Opened, TreeArguments};
 use crate::exit::{Exit, Outcome};
 use crate::limit::seconds;
 use crate::output::Output;
@@ -37,7 +39,8 @@ const LIST_EXAMPLES: &str = r"Examples:
     $ duramen tree lease list shop
     $ duramen tree lease list shop --json
 
-A lease ends by the background thread of a program that has the store open, and not by this command.";
+A lease ends by the server, or by the background thread of a program that has the store open, and not by
+this command. A server counts at most 10,000 nodes of a lease.";
 
 /// Grant, keep, end and list leases
 #[derive(Args, Debug)]
@@ -88,30 +91,39 @@ impl Lease {
             Action::Grant { place, seconds } => {
                 // What is no time at all, the tree refuses.
                 let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-                let lease = place.existing_or_new()?.tree.grant_lease(time)?;
+                let lease = match place.existing_or_new()? {
+                    Opened::Local(local) => local.tree.grant_lease(time)?,
+                    Opened::Remote(remote) => {
+                        of_server(remote.wait_or_create(async || remote.tree.grant_lease(time, None).await)?)
+                    }
+                };
                 match output.is_json {
                     true => output.json(&object(&lease))?,
                     false => output.line(lease.id)?,
                 }
             }
             Action::Keep { place, id } => {
-                let lease = place.existing_to_write()?.tree.keep_lease_alive(id)?;
+                let lease = match place.existing_to_write()? {
+                    Opened::Local(local) => local.tree.keep_lease_alive(id)?,
+                    Opened::Remote(Remote { server, tree, .. }) => of_server(server.wait(tree.keep_lease_alive(id))?),
+                };
                 match output.is_json {
                     true => output.json(&object(&lease))?,
                     false => output.line(format_args!("{} seconds", seconds(lease.remaining)))?,
                 }
             }
             Action::Revoke { place, id } => {
-                let removed = place.existing_to_write()?.tree.revoke_lease(id)?;
+                let removed = match place.existing_to_write()? {
+                    Opened::Local(local) => local.tree.revoke_lease(id)?,
+                    Opened::Remote(Remote { server, tree, .. }) => server.wait(tree.revoke_lease(id))?,
+                };
                 match output.is_json {
                     true => output.json(&json!({"lease": id, "removed": removed}))?,
                     false => output.line(format_args!("removed {}", counted(removed, "node")))?,
                 }
             }
             Action::List { place } => {
-                let view = place.existing()?.tree.view()?;
-                for lease in view.leases()? {
-                    let nodes = view.lease_paths(lease.id, usize::MAX)?.len();
+                for (lease, nodes) in leases(&place.existing()?)? {
                     if output.is_json {
                         let mut object = object(&lease);
                         object["nodes"] = nodes.into();
@@ -124,6 +136,41 @@ impl Lease {
             }
         }
         Ok(Exit::Done)
+    }
+}
+
+/// The leases, with the numbers of their nodes.
+fn leases(opened: &Opened) -> Outcome<Vec<(LeaseOfTree, usize)>> {
+    let mut leases = Vec::new();
+    match opened {
+        Opened::Local(local) => {
+            let view = local.tree.view()?;
+            for lease in view.leases()? {
+                leases.push((lease, view.lease_paths(lease.id, usize::MAX)?.len()));
+            }
+        }
+        Opened::Remote(Remote { server, tree, .. }) => {
+            for lease in server.wait(tree.leases())? {
+                // It may end between two calls.
+                let read = server.wait(async {
+                    match tree.lease(lease.lease, u64::MAX).await {
+                        Err(error) if error.reason == "LEASE_NOT_FOUND" => Ok(None),
+                        read => read.map(Some),
+                    }
+                })?;
+                leases.extend(read.map(|(lease, paths)| (of_server(lease), paths.len())));
+            }
+        }
+    }
+    Ok(leases)
+}
+
+/// A lease of a server, as a store has it.
+fn of_server(lease: TreeLease) -> LeaseOfTree {
+    LeaseOfTree {
+        id: lease.lease,
+        ttl: Duration::from_millis(lease.ttl_ms),
+        remaining: Duration::from_millis(lease.remaining_ms),
     }
 }
 

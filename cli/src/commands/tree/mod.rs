@@ -3,17 +3,20 @@
 mod commit;
 mod lease;
 mod nodes;
+mod remote;
 mod transfer;
 mod watching;
 
 use clap::{Args, Subcommand};
+use duramen::Store;
 use duramen::tree::{Node, Tree as TreeOfStore, TreeError, Trees, TreesOptions};
-use duramen::{Options, Store};
 use serde_json::{Value, json};
 
+use self::remote::Remote;
 use crate::exit::{Exit, Failure, Outcome};
-use crate::opening::{NotationArguments, StoreArguments};
+use crate::opening::NotationArguments;
 use crate::output::Output;
+use crate::place::{Place, PlaceArguments, Server};
 use crate::text::Notation;
 
 const EXAMPLES: &str = r"Examples:
@@ -23,6 +26,8 @@ const EXAMPLES: &str = r"Examples:
     $ duramen tree ls shop web
   The names of the trees of the store:
     $ duramen tree list shop
+  A tree of a server:
+    $ duramen tree get --server unix:duramen.sock web/port
 
 A tree has paths with payloads, revisions and leases; see docs/guide/trees.md.";
 
@@ -48,7 +53,7 @@ pub struct Tree {
 #[derive(Args, Debug)]
 struct TreeArguments {
     #[command(flatten)]
-    store: StoreArguments,
+    place: PlaceArguments,
 
     /// The tree
     #[arg(long, value_name = "NAME", default_value = "main")]
@@ -82,7 +87,7 @@ enum Action {
     #[command(after_help = LIST_EXAMPLES)]
     List {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
     },
 }
 
@@ -99,13 +104,22 @@ impl Tree {
             Action::Export(export) => export.run(output),
             Action::Import(import) => import.run(output),
             Action::Compact { place, revision } => compact(&place.existing_to_write()?, revision, output),
-            Action::List { store } => list(&store.open_to_read()?, output),
+            Action::List { place } => match place.open_to_read()? {
+                Place::Directory(store) => list(&store, output),
+                Place::Server(server) => list_of_server(&server, output),
+            },
         }
     }
 }
 
+/// A tree of a directory, or of a server.
+enum Opened {
+    Local(Local),
+    Remote(Remote),
+}
+
 /// A tree, and the store that it is in.
-struct Opened {
+struct Local {
     tree: TreeOfStore,
     /// Open as long as the tree is used.
     _trees: Trees,
@@ -115,42 +129,60 @@ struct Opened {
 impl TreeArguments {
     /// Opens an existing tree for reading.
     fn existing(&self) -> Outcome<Opened> {
-        self.of(&self.store.open_to_read()?)
+        self.of(self.place.open_to_read()?, Local::existing)
     }
 
     /// Opens an existing tree.
     fn existing_to_write(&self) -> Outcome<Opened> {
-        self.of(&self.store.open_to_write()?)
-    }
-
-    fn of(&self, store: &Store) -> Outcome<Opened> {
-        let unknown = || {
-            let message = format!("there is no tree named {:?}", self.tree);
-            Failure::wrong_call(message).hint("`duramen tree list DIR` shows the trees; `duramen tree put` makes one")
-        };
-        let trees = trees(store)?.ok_or_else(unknown)?;
-        let tree = trees.get(&self.tree)?.ok_or_else(unknown)?;
-        Ok(self.opened(trees, tree))
+        self.of(self.place.open_to_write()?, Local::existing)
     }
 
     /// Opens a tree, and makes the store and the tree when they are missing.
     fn existing_or_new(&self) -> Outcome<Opened> {
-        let store = self.store.open_or_create(Options::new())?;
-        let trees = Trees::open_with(&store, TreesOptions::new().background(false))?;
-        let tree = trees.ensure(&self.tree)?;
-        Ok(self.opened(trees, tree))
+        self.of(self.place.open_or_create()?, Local::existing_or_new)
     }
 
-    fn opened(&self, trees: Trees, tree: TreeOfStore) -> Opened {
-        Opened {
-            tree,
-            _trees: trees,
-            notation: self.notation.notation(),
+    fn of(&self, place: Place, local: impl FnOnce(&Store, &str, Notation) -> Outcome<Local>) -> Outcome<Opened> {
+        let notation = self.notation.notation();
+        match place {
+            Place::Directory(store) => local(&store, &self.tree, notation).map(Opened::Local),
+            Place::Server(server) => Ok(Opened::Remote(Remote {
+                tree: server.client.tree(&self.tree),
+                name: self.tree.clone(),
+                notation,
+                server,
+            })),
         }
     }
 
     fn path(&self, text: &str) -> Outcome<Vec<u8>> {
         self.notation.notation().parse("path", text)
+    }
+}
+
+impl Local {
+    fn existing(store: &Store, name: &str, notation: Notation) -> Outcome<Local> {
+        let unknown = || {
+            let message = format!("there is no tree named {name:?}");
+            Failure::wrong_call(message).hint("`duramen tree list DIR` shows the trees; `duramen tree put` makes one")
+        };
+        let trees = trees(store)?.ok_or_else(unknown)?;
+        let tree = trees.get(name)?.ok_or_else(unknown)?;
+        Ok(Local {
+            tree,
+            _trees: trees,
+            notation,
+        })
+    }
+
+    fn existing_or_new(store: &Store, name: &str, notation: Notation) -> Outcome<Local> {
+        let trees = Trees::open_with(store, TreesOptions::new().background(false))?;
+        let tree = trees.ensure(name)?;
+        Ok(Local {
+            tree,
+            _trees: trees,
+            notation,
+        })
     }
 }
 
@@ -175,15 +207,32 @@ fn object(notation: Notation, path: &[u8], node: &Node) -> Value {
 }
 
 fn compact(opened: &Opened, revision: Option<u64>, output: &mut Output) -> Outcome {
-    let revision = match revision {
-        Some(revision) => revision,
-        None => opened.tree.revision()?,
+    let first = match opened {
+        Opened::Local(local) => {
+            let revision = revision.map_or_else(|| local.tree.revision(), Ok)?;
+            local.tree.compact(revision)?;
+            local.tree.view()?.first_revision()?
+        }
+        Opened::Remote(Remote { server, tree, .. }) => {
+            let revision = revision.map_or_else(|| server.wait(tree.revision()), Ok)?;
+            server.wait(tree.compact(revision))?;
+            revision
+        }
     };
-    opened.tree.compact(revision)?;
-    let first = opened.tree.view()?.first_revision()?;
     match output.is_json {
         true => output.json(&json!({"first_revision": first}))?,
         false => output.line(format_args!("the first revision is {first}"))?,
+    }
+    Ok(Exit::Done)
+}
+
+fn list_of_server(server: &Server, output: &mut Output) -> Outcome {
+    for name in server.wait(server.client.list_trees())? {
+        let revision = server.wait(server.client.tree(&name).revision())?;
+        match output.is_json {
+            true => output.json(&json!({"tree": name, "revision": revision}))?,
+            false => output.line(format_args!("{name}\t{revision}"))?,
+        }
     }
     Ok(Exit::Done)
 }

@@ -1,13 +1,15 @@
 //! Getting, storing, listing and removing nodes.
 
 use clap::Args;
-use duramen::tree::{LeaseChange, Node, Pattern, TreeView};
+use duramen::tree::{Child, Compare, Condition, LeaseChange, Node, Operation, Pattern, TreeView};
+use duramen_client::{Nodes, OperationResult, ReadNodes};
 use serde_json::json;
 
-use super::{Opened, TreeArguments, object};
+use super::remote::{Remote, of_server};
+use super::{Local, Opened, TreeArguments, object};
 use crate::exit::{Exit, Outcome};
 use crate::output::{Output, say};
-use crate::text::counted;
+use crate::text::{Notation, counted};
 
 const GET_EXAMPLES: &str = r"Examples:
   The payload of a node; as it was at a revision; with its revisions, version and lease:
@@ -122,7 +124,7 @@ pub struct Rm {
     purge: bool,
 }
 
-impl Opened {
+impl Local {
     fn view(&self, revision: Option<u64>) -> Outcome<TreeView> {
         let view = self.tree.view()?;
         match revision {
@@ -132,17 +134,33 @@ impl Opened {
     }
 }
 
+impl Opened {
+    fn notation(&self) -> Notation {
+        match self {
+            Opened::Local(local) => local.notation,
+            Opened::Remote(remote) => remote.notation,
+        }
+    }
+}
+
 impl Get {
     pub fn run(self, output: &mut Output) -> Outcome {
         let opened = self.place.existing()?;
         let path = self.place.path(&self.path)?;
-        let Some(node) = opened.view(self.revision)?.get(&path)? else {
+        let node = match &opened {
+            Opened::Local(local) => local.view(self.revision)?.get(&path)?,
+            Opened::Remote(Remote { server, tree, .. }) => {
+                let read = server.wait(tree.get_at(&path, self.revision.unwrap_or(0)))?;
+                read.map(|node| of_server(node).1)
+            }
+        };
+        let Some(node) = node else {
             say(format_args!("duramen: there is no node {:?}", self.path));
             return Ok(Exit::NotFound);
         };
         match output.is_json {
-            true => output.json(&object(opened.notation, &path, &node))?,
-            false => output.line(opened.notation.show(&node.payload))?,
+            true => output.json(&object(opened.notation(), &path, &node))?,
+            false => output.line(opened.notation().show(&node.payload))?,
         }
         Ok(Exit::Done)
     }
@@ -152,17 +170,30 @@ impl Put {
     pub fn run(self, output: &mut Output) -> Outcome {
         let path = self.place.path(&self.path)?;
         let opened = self.place.existing_or_new()?;
-        let payload = opened.notation.parse("payload", &self.payload)?;
+        let payload = opened.notation().parse("payload", &self.payload)?;
         let expected = if self.create { Some(0) } else { self.if_version };
         let lease = self.lease.map_or(LeaseChange::Keep, LeaseChange::Attach);
-        let put = opened.tree.transact(|tree| {
-            let version = tree.get(&path)?.map_or(0, |node| node.version);
-            if expected.is_some_and(|expected| expected != version) {
-                return Ok::<_, duramen::Error>(Err(version));
+        let put = match &opened {
+            Opened::Local(local) => local.tree.transact(|tree| {
+                let version = tree.get(&path)?.map_or(0, |node| node.version);
+                if expected.is_some_and(|expected| expected != version) {
+                    return Ok::<_, duramen::Error>(Err(version));
+                }
+                tree.put_with(&path, &payload, lease)?;
+                Ok(Ok(tree.revision()))
+            })?,
+            Opened::Remote(remote) => {
+                let condition = expected.map(|expected| (path.clone(), Condition::Version(Compare::Equal(expected))));
+                let put = Operation::Put {
+                    path: path.clone(),
+                    payload,
+                    lease,
+                };
+                let get = Operation::Get { path };
+                let conditions: Vec<_> = condition.into_iter().collect();
+                put_remote(remote, &conditions, put, get)?
             }
-            tree.put_with(&path, &payload, lease)?;
-            Ok(Ok(tree.revision()))
-        })?;
+        };
         match put {
             Ok(revision) => {
                 match output.is_json {
@@ -179,55 +210,121 @@ impl Put {
     }
 }
 
+/// Stores a node on a server under a condition. Returns the revision, or the version of the node.
+fn put_remote(
+    remote: &Remote,
+    conditions: &[(Vec<u8>, Condition)],
+    put: Operation,
+    get: Operation,
+) -> Outcome<Result<u64, u64>> {
+    let (put, get) = ([put], [get]);
+    let committed = remote.commit(conditions, &put, &get)?;
+    if committed.succeeded {
+        return Ok(Ok(committed.revisions.first().map_or(0, |(_, revision)| *revision)));
+    }
+    let version = match committed.results.first() {
+        Some(OperationResult::Tree { node: Some(node), .. }) => node.version,
+        _ => 0,
+    };
+    Ok(Err(version))
+}
+
 impl Ls {
     pub fn run(self, output: &mut Output) -> Outcome {
         let opened = self.place.existing()?;
-        let view = opened.view(self.revision)?;
         match &self.pattern {
-            Some(pattern) => self.matching(&opened, &view, pattern, output),
-            None => self.children(&opened, &view, output),
+            Some(pattern) => self.matching(&opened, pattern, output),
+            None => self.children(&opened, output),
         }
     }
 
-    fn matching(&self, opened: &Opened, view: &TreeView, pattern: &Pattern, output: &mut Output) -> Outcome {
-        let (mut left, mut failed) = (self.limit, None);
-        view.matching(pattern, |path, node| {
-            if left == 0 {
-                return Ok(false);
-            }
-            left -= 1;
-            let printed = print_node(opened, path, &node, output);
-            failed = printed.err();
-            Ok(failed.is_none())
-        })?;
-        failed.map_or(Ok(Exit::Done), Err)
+    /// What is asked of a server; `None`: nothing.
+    fn read(&self) -> Option<ReadNodes> {
+        let read = ReadNodes::new().revision(self.revision.unwrap_or(0));
+        // 0 is no limit there.
+        match self.limit {
+            0 => None,
+            limit => Some(read.limit(limit as u64)),
+        }
     }
 
-    fn children(&self, opened: &Opened, view: &TreeView, output: &mut Output) -> Outcome {
-        let after = self.after.as_ref().map(|name| opened.notation.parse("name", name));
+    fn matching(&self, opened: &Opened, pattern: &Pattern, output: &mut Output) -> Outcome {
+        let notation = opened.notation();
+        match opened {
+            Opened::Local(local) => {
+                let (mut left, mut failed) = (self.limit, None);
+                local.view(self.revision)?.matching(pattern, |path, node| {
+                    if left == 0 {
+                        return Ok(false);
+                    }
+                    left -= 1;
+                    failed = print_node(notation, path, &node, output).err();
+                    Ok(failed.is_none())
+                })?;
+                failed.map_or(Ok(Exit::Done), Err)
+            }
+            Opened::Remote(remote) => {
+                if let Some(read) = self.read() {
+                    let nodes = Nodes::pattern(pattern.to_string());
+                    remote.each(nodes, read, |path, node| print_node(notation, path, &node, output))?;
+                }
+                Ok(Exit::Done)
+            }
+        }
+    }
+
+    fn children(&self, opened: &Opened, output: &mut Output) -> Outcome {
+        let notation = opened.notation();
+        let after = self.after.as_ref().map(|name| notation.parse("name", name));
         let after = after.transpose()?;
-        let children = match &self.path {
-            Some(path) => view.children(self.place.path(path)?, after.as_deref(), self.limit)?,
-            None => view.top(after.as_deref(), self.limit)?,
-        };
-        for child in children {
-            let name = opened.notation.show(&child.name);
-            match (output.is_json, &child.node) {
-                (true, Some(node)) => output.json(&object(opened.notation, &child.path, node))?,
-                (true, None) => output.json(&json!({"path": opened.notation.show(&child.path), "implied": true}))?,
-                (false, Some(_)) => output.line(name)?,
-                (false, None) => output.line(format_args!("{name}/"))?,
+        let path = self.path.as_ref().map(|path| self.place.path(path)).transpose()?;
+        match opened {
+            Opened::Local(local) => {
+                let view = local.view(self.revision)?;
+                let children = match &path {
+                    Some(path) => view.children(path, after.as_deref(), self.limit)?,
+                    None => view.top(after.as_deref(), self.limit)?,
+                };
+                for child in children {
+                    print_child(notation, &child, output)?;
+                }
+            }
+            Opened::Remote(Remote { server, tree, .. }) => {
+                let Some(read) = self.read() else { return Ok(Exit::Done) };
+                let mut children = server.wait(tree.children(path.as_deref(), after.as_deref(), read))?;
+                while let Some(child) = server.next(children.next())? {
+                    let name = child.name.to_vec();
+                    let child = Child {
+                        path: match &path {
+                            Some(path) => [path, &b"/"[..], &name].concat(),
+                            None => name.clone(),
+                        },
+                        name,
+                        node: child.node.map(|node| of_server(node).1),
+                    };
+                    print_child(notation, &child, output)?;
+                }
             }
         }
         Ok(Exit::Done)
     }
 }
 
-fn print_node(opened: &Opened, path: &[u8], node: &Node, output: &mut Output) -> Outcome<()> {
+fn print_child(notation: Notation, child: &Child, output: &mut Output) -> Outcome<()> {
+    let name = notation.show(&child.name);
+    match (output.is_json, &child.node) {
+        (true, Some(node)) => output.json(&object(notation, &child.path, node)),
+        (true, None) => output.json(&json!({"path": notation.show(&child.path), "implied": true})),
+        (false, Some(_)) => output.line(name),
+        (false, None) => output.line(format_args!("{name}/")),
+    }
+}
+
+fn print_node(notation: Notation, path: &[u8], node: &Node, output: &mut Output) -> Outcome<()> {
     match output.is_json {
-        true => output.json(&object(opened.notation, path, node)),
+        true => output.json(&object(notation, path, node)),
         false => {
-            let (path, payload) = (opened.notation.show(path), opened.notation.show(&node.payload));
+            let (path, payload) = (notation.show(path), notation.show(&node.payload));
             output.line(format_args!("{path}\t{payload}"))
         }
     }
@@ -236,15 +333,26 @@ fn print_node(opened: &Opened, path: &[u8], node: &Node, output: &mut Output) ->
 impl Rm {
     pub fn run(self, output: &mut Output) -> Outcome {
         let opened = self.place.existing_to_write()?;
-        let tree = &opened.tree;
-        let removed = match (&self.pattern, &self.path) {
-            (Some(pattern), _) => tree.delete_many(pattern)?,
-            (None, Some(path)) if self.purge => tree.purge(self.place.path(path)?)?,
-            (None, Some(path)) if self.subtree => tree.delete_subtree(self.place.path(path)?)?,
-            (None, path) => {
-                let path = self.place.path(path.as_deref().unwrap_or_default())?;
-                u64::from(tree.delete(path)?.is_some())
+        let path = self.path.as_ref().map(|path| self.place.path(path)).transpose()?;
+        let path = path.unwrap_or_default();
+        let removed = match (&opened, &self.pattern) {
+            (Opened::Local(Local { tree, .. }), Some(pattern)) => tree.delete_many(pattern)?,
+            (Opened::Local(Local { tree, .. }), None) if self.purge => tree.purge(path)?,
+            (Opened::Local(Local { tree, .. }), None) if self.subtree => tree.delete_subtree(path)?,
+            (Opened::Local(Local { tree, .. }), None) => u64::from(tree.delete(path)?.is_some()),
+            (Opened::Remote(remote), Some(pattern)) => {
+                let transaction = remote.server.client.transaction();
+                let transaction = transaction.delete_nodes(&remote.name, &pattern.to_string());
+                match remote.server.wait(transaction.commit())?.results.first() {
+                    Some(OperationResult::Tree { count, .. }) => *count,
+                    _ => 0,
+                }
             }
+            (Opened::Remote(Remote { server, tree, .. }), None) if self.purge => server.wait(tree.purge(path))?,
+            (Opened::Remote(Remote { server, tree, .. }), None) if self.subtree => {
+                server.wait(tree.delete_subtree(path))?
+            }
+            (Opened::Remote(Remote { server, tree, .. }), None) => u64::from(server.wait(tree.delete(path))?),
         };
         match output.is_json {
             true => output.json(&json!({"removed": removed}))?,

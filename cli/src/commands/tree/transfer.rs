@@ -3,10 +3,11 @@
 use std::io::{self, BufRead};
 
 use clap::Args;
-use duramen::tree::{LeaseChange, Pattern};
+use duramen::tree::{LeaseChange, Operation, Pattern};
+use duramen_client::{Nodes, ReadNodes};
 use serde_json::{Value, json};
 
-use super::{TreeArguments, object};
+use super::{Opened, TreeArguments, object};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::text::counted;
@@ -50,18 +51,29 @@ pub struct Import {
 
 impl Export {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let opened = self.place.existing()?;
-        let view = opened.tree.view()?;
-        let view = match self.revision {
-            Some(revision) => view.at_revision(revision)?,
-            None => view,
-        };
-        let mut failed = None;
-        view.matching(&self.pattern, |path, node| {
-            failed = output.json(&object(opened.notation, path, &node)).err();
-            Ok(failed.is_none())
-        })?;
-        failed.map_or(Ok(Exit::Done), Err)
+        match self.place.existing()? {
+            Opened::Local(local) => {
+                let view = local.tree.view()?;
+                let view = match self.revision {
+                    Some(revision) => view.at_revision(revision)?,
+                    None => view,
+                };
+                let mut failed = None;
+                view.matching(&self.pattern, |path, node| {
+                    failed = output.json(&object(local.notation, path, &node)).err();
+                    Ok(failed.is_none())
+                })?;
+                failed.map_or(Ok(Exit::Done), Err)
+            }
+            Opened::Remote(remote) => {
+                let nodes = Nodes::pattern(self.pattern.to_string());
+                let read = ReadNodes::new().revision(self.revision.unwrap_or(0));
+                remote.each(nodes, read, |path, node| {
+                    output.json(&object(remote.notation, path, &node))
+                })?;
+                Ok(Exit::Done)
+            }
+        }
     }
 }
 
@@ -84,13 +96,22 @@ impl Import {
             if nodes.is_empty() {
                 break;
             }
-            opened.tree.transact(|tree| {
-                for (path, payload) in &nodes {
-                    tree.put_with(path, payload, LeaseChange::Keep)?;
-                }
-                Ok::<_, duramen::Error>(())
-            })?;
             stored += nodes.len() as u64;
+            match &opened {
+                Opened::Local(local) => local.tree.transact(|tree| {
+                    for (path, payload) in &nodes {
+                        tree.put_with(path, payload, LeaseChange::Keep)?;
+                    }
+                    Ok::<_, duramen::Error>(())
+                })?,
+                Opened::Remote(remote) => {
+                    let lease = LeaseChange::Keep;
+                    let puts = nodes
+                        .into_iter()
+                        .map(|(path, payload)| Operation::Put { path, payload, lease });
+                    remote.commit(&[], &puts.collect::<Vec<_>>(), &[])?;
+                }
+            }
         }
         match output.is_json {
             true => output.json(&json!({"stored": stored}))?,

@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use clap::Args;
 use duramen::tree::{ChangeKind, Event, Pattern, WatchOptions};
+use duramen_client::{Nodes, WatchNodes};
 use serde_json::json;
 
-use super::{Opened, TreeArguments, object};
+use super::remote::{Remote, of_server};
+use super::{Local, Opened, TreeArguments, object};
 use crate::exit::{Exit, Outcome};
 use crate::output::Output;
+use crate::text::Notation;
 
 const EXAMPLES: &str = r"Examples:
   All changes from revision 2 on, two of them:
@@ -45,6 +48,14 @@ pub struct Watch {
 
 impl Watch {
     pub fn run(self, output: &mut Output) -> Outcome {
+        // A process that opens a store to read keeps writers out: nothing would ever change.
+        match self.place.existing_to_write()? {
+            Opened::Local(local) => self.local(&local, output),
+            Opened::Remote(remote) => self.remote(&remote, output),
+        }
+    }
+
+    fn local(&self, local: &Local, output: &mut Output) -> Outcome {
         let options = match (&self.pattern, &self.path) {
             (Some(pattern), _) => WatchOptions::pattern(pattern.clone()),
             (None, Some(path)) => WatchOptions::subtree(self.place.path(path)?),
@@ -54,9 +65,7 @@ impl Watch {
             Some(revision) => options.from_revision(revision),
             None => options,
         };
-        // A process that opens a store to read keeps writers out: nothing would ever change.
-        let opened = self.place.existing_to_write()?;
-        let mut watch = opened.tree.watch(options)?;
+        let mut watch = local.tree.watch(options)?;
         let mut left = self.count;
         while left > 0 {
             for event in watch.next(PATIENCE)?.unwrap_or_default() {
@@ -64,22 +73,51 @@ impl Watch {
                     break;
                 }
                 left -= 1;
-                print(&opened, &event, output)?;
+                print(local.notation, &event, output)?;
             }
+            output.flush()?;
+        }
+        Ok(Exit::Done)
+    }
+
+    fn remote(&self, remote: &Remote, output: &mut Output) -> Outcome {
+        let nodes = match (&self.pattern, &self.path) {
+            (Some(pattern), _) => Nodes::pattern(pattern.to_string()),
+            (None, Some(path)) => Nodes::subtree(self.place.path(path)?),
+            (None, None) => Nodes::all(),
+        };
+        let watch = WatchNodes::new(nodes).from_revision(self.from.unwrap_or(0));
+        let server = &remote.server;
+        let mut watch = server.wait(remote.tree.watch(watch))?;
+        for _ in 0..self.count {
+            let Some(event) = server.next(watch.next())? else { break };
+            let node = event.node.map(|node| of_server(node).1);
+            let event = Event {
+                revision: event.revision,
+                kind: if node.is_some() {
+                    ChangeKind::Put
+                } else {
+                    ChangeKind::Delete
+                },
+                path: event.path.to_vec(),
+                node,
+                old: event.before.map(|node| of_server(node).1),
+            };
+            print(remote.notation, &event, output)?;
             output.flush()?;
         }
         Ok(Exit::Done)
     }
 }
 
-fn print(opened: &Opened, event: &Event, output: &mut Output) -> Outcome<()> {
+fn print(notation: Notation, event: &Event, output: &mut Output) -> Outcome<()> {
     let kind = match event.kind {
         ChangeKind::Put => "put",
         ChangeKind::Delete => "delete",
     };
-    let path = opened.notation.show(&event.path);
+    let path = notation.show(&event.path);
     if output.is_json {
-        let node = |node: &Option<_>| node.as_ref().map(|node| object(opened.notation, &event.path, node));
+        let node = |node: &Option<_>| node.as_ref().map(|node| object(notation, &event.path, node));
         return output.json(&json!({
             "revision": event.revision,
             "change": kind,
@@ -88,7 +126,7 @@ fn print(opened: &Opened, event: &Event, output: &mut Output) -> Outcome<()> {
             "old": node(&event.old),
         }));
     }
-    let payload = event.node.as_ref().map(|node| opened.notation.show(&node.payload));
+    let payload = event.node.as_ref().map(|node| notation.show(&node.payload));
     output.line(format_args!(
         "{}\t{kind}\t{path}\t{}",
         event.revision,

@@ -229,10 +229,10 @@ pub fn is_unknown_map(error: &Error) -> bool {
 
 fn failure(place: &str, error: Error) -> Failure {
     let exit = match (error.kind, &error.reason[..]) {
-        (ErrorKind::Overloaded, "NO_SPACE" | "TOPIC_FULL") => Exit::NoSpace,
+        (ErrorKind::Overloaded, "NO_SPACE" | "TOPIC_FULL" | "QUOTA_REACHED") => Exit::NoSpace,
         (_, "STORE_STOPPED") => Exit::Reopen,
         (ErrorKind::Overloaded | ErrorKind::Unavailable | ErrorKind::DeadlineExceeded, _) => Exit::TryAgain,
-        (_, "LOST" | "SNAPSHOT_ENDED") => Exit::TryAgain,
+        (_, "LOST" | "LEASE_NOT_FOUND" | "SNAPSHOT_ENDED") => Exit::TryAgain,
         (ErrorKind::UnknownOutcome, _) => Exit::NotSynced,
         (ErrorKind::DataLoss, _) => Exit::Damaged,
         _ => Exit::WrongCall,

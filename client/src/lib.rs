@@ -9,7 +9,7 @@
 //! # let server = duramen_server::start(&duramen_server::Config::collect(&flags, None).unwrap()).unwrap();
 //! # let address = format!("http://{}", server.listening().tcp.unwrap());
 //! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-//! use duramen_client::{Client, GroupOptions, Keys, Start, TopicOptions};
+//! use duramen_client::{Client, GroupOptions, Keys, NodeCondition, NodePut, Nodes, Start, TopicOptions, WatchNodes};
 //!
 //! # runtime.block_on(async {
 //! // A program writes an address here, such as "http://127.0.0.1:7420" or "unix:/run/duramen.sock".
@@ -37,6 +37,22 @@
 //! let mut orders = client.topic("orders").subscribe(Start::Earliest).await?;
 //! let order = orders.next().await.expect("a subscription goes on")?;
 //! assert_eq!((order.offset, &order.payload[..]), (0, &b"one apple"[..]));
+//!
+//! // A tree has paths with revisions. Conditions on its nodes, maps and topics are in one commit.
+//! client.create_tree("config").await?;
+//! let config = client.tree("config");
+//! let mut watch = config.watch(WatchNodes::new(Nodes::subtree("web"))).await?;
+//! config.put(NodePut::new("web/port", "80").create()).await?;
+//! let changed = client
+//!     .transaction()
+//!     .if_node("config", "web/port", NodeCondition::payload("80"))
+//!     .put_node("config", NodePut::new("web/port", "443"))
+//!     .publish("orders", "another port")
+//!     .commit()
+//!     .await?;
+//! assert!(changed.succeeded);
+//! let event = watch.next().await.expect("a watch goes on")?;
+//! assert_eq!((event.revision, event.node.unwrap().payload), (2, "80".into()));
 //!
 //! // The members of a group share the messages, and acknowledge each with its effects.
 //! let packers = client.topic("orders").group("packers");
@@ -114,9 +130,10 @@ mod transaction;
 pub use client::{Builder, Client};
 pub use duramen_proto::v1::{
     Acknowledge, CheckResponse as CheckReport, Child, CompactResponse as Compaction, CopyResponse as Copied,
-    DescribeTopicResponse as TopicDescription, GroupDescription, KeepChanges, NodeEvent, Pair, PendingMessage,
-    PutNodeResponse as StoredNode, RedriveResponse as Redriven, StatisticsResponse as Statistics, TopicOptions,
-    TreeLease, TreeNode, TreeProjection, TreeQuota, TreeRule, TreeTrigger, WatchInfo, tree_rule::Rule,
+    DescribeTopicResponse as TopicDescription, DescribeTreeResponse as TreeDescription, GroupDescription, KeepChanges,
+    NodeEvent, Pair, PendingMessage, PutNodeResponse as StoredNode, RedriveResponse as Redriven,
+    StatisticsResponse as Statistics, TopicOptions, TreeLease, TreeNode, TreeProjection, TreeQuota, TreeRule,
+    TreeTrigger, WatchInfo, tree_rule::Rule,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use group::{Fetched, Group, GroupOptions};

@@ -5,11 +5,12 @@ use std::time::Duration;
 use duramen_proto::v1::remove_tree_rule_request::Rule as Removed;
 use duramen_proto::v1::tree_rule::Rule;
 use duramen_proto::v1::{
-    Child, CompactTreeRequest, CountNodesRequest, DeleteNodeRequest, GetLeaseRequest, GetNodeRequest,
-    GrantLeaseRequest, KeepLeaseAliveRequest, ListChildrenRequest, ListChildrenResponse, ListLeasesRequest,
-    ListTreeRulesRequest, ListWatchesRequest, PurgeNodesRequest, PutNodeRequest, PutNodeResponse,
-    RemoveTreeRuleRequest, RevokeLeaseRequest, SelectNodesRequest, SelectNodesResponse, SetTreeRuleRequest, TreeLease,
-    TreeNode, TreeProjection, TreeQuota, TreeRule, TreeTrigger, WatchInfo,
+    Child, CompactTreeRequest, CountNodesRequest, DeleteNodeRequest, DescribeTreeRequest, DescribeTreeResponse,
+    GetLeaseRequest, GetNodeRequest, GrantLeaseRequest, KeepLeaseAliveRequest, ListChildrenRequest,
+    ListChildrenResponse, ListLeasesRequest, ListTreeRulesRequest, ListWatchesRequest, PurgeNodesRequest,
+    PutNodeRequest, PutNodeResponse, RemoveTreeRuleRequest, RevokeLeaseRequest, SelectNodesRequest,
+    SelectNodesResponse, SetTreeRuleRequest, TreeLease, TreeNode, TreeProjection, TreeQuota, TreeRule, TreeTrigger,
+    WatchInfo,
 };
 use prost::bytes::Bytes;
 use tonic::{Request, Streaming};
@@ -98,12 +99,19 @@ impl Tree {
     /// # Errors
     /// `NotFound`.
     pub async fn revision(&self) -> Result<u64> {
-        let request = CountNodesRequest {
+        Ok(self.describe().await?.revision)
+    }
+
+    /// Which revisions can be read.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn describe(&self) -> Result<DescribeTreeResponse> {
+        let request = DescribeTreeRequest {
             tree: self.name.clone(),
-            nodes: Nodes::path("").0,
-            ..CountNodesRequest::default()
+            ..DescribeTreeRequest::default()
         };
-        Ok(self.client.read(request, send!(trees.count_nodes)).await?.revision)
+        self.client.read(request, send!(trees.describe_tree)).await
     }
 
     /// Reads nodes in the order of their paths, those after the path `after`, all of one revision. When the connection breaks,

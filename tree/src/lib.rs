@@ -59,7 +59,7 @@ pub use rules::{Projection, Quota, QuotaUse, Trigger};
 pub use selection::Selection;
 pub use tree::Tree;
 pub use trees::{Trees, TreesOptions};
-pub use view::{Child, Page, TreeView};
+pub use view::{Child, Nodes, Page, TreeView};
 pub use watch::TreeWatch;
 pub use watches::{Event, TreeWatches, WatchOptions, Watched};
 pub use writes::{LeaseChange, PausedWrites, TreeWrites};

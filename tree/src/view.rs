@@ -37,6 +37,9 @@ pub struct Page<T> {
     pub next: Option<Vec<u8>>,
 }
 
+/// Nodes with their paths, in the order of the paths.
+pub type Nodes = Vec<(Vec<u8>, Node)>;
+
 /// A child of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Child {
@@ -191,12 +194,7 @@ impl TreeView {
     ///
     /// # Errors
     /// Those of reading.
-    pub fn page(
-        &self,
-        selection: &Selection,
-        after: Option<&[u8]>,
-        nodes: usize,
-    ) -> Result<Page<Vec<(Vec<u8>, Node)>>> {
+    pub fn page(&self, selection: &Selection, after: Option<&[u8]>, nodes: usize) -> Result<Page<Nodes>> {
         let (mut content, mut bytes) = (Vec::new(), 0);
         let next = self.walk(selection, after, |path, head| {
             bytes += path.len() + head.payload.len();

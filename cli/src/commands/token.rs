@@ -29,7 +29,7 @@ const CREATE_EXAMPLES: &str = r"Examples:
   At most 100 calls at a time, and one MiB in a second:
     $ duramen token create guest --allow 'read:*' --calls 100 --bytes-per-second 1048576
 
-A permission is read, write or admin, and then :* or :map:NAME or :topic:NAME. A name that ends with
+A permission is read, write or admin, and then :*, :map:NAME, :topic:NAME or :tree:NAME. A name that ends with
 * stands for all names that begin so. Writing does not include reading. admin includes both, and
 creates, drops, configures and renames.";
 

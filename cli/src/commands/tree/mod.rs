@@ -216,7 +216,7 @@ fn compact(opened: &Opened, revision: Option<u64>, output: &mut Output) -> Outco
         Opened::Remote(Remote { server, tree, .. }) => {
             let revision = revision.map_or_else(|| server.wait(tree.revision()), Ok)?;
             server.wait(tree.compact(revision))?;
-            revision
+            server.wait(tree.describe())?.first_revision
         }
     };
     match output.is_json {
@@ -228,13 +228,17 @@ fn compact(opened: &Opened, revision: Option<u64>, output: &mut Output) -> Outco
 
 fn list_of_server(server: &Server, output: &mut Output) -> Outcome {
     for name in server.wait(server.client.list_trees())? {
-        let revision = server.wait(server.client.tree(&name).revision())?;
-        match output.is_json {
-            true => output.json(&json!({"tree": name, "revision": revision}))?,
-            false => output.line(format_args!("{name}\t{revision}"))?,
-        }
+        let described = server.wait(server.client.tree(&name).describe())?;
+        print_tree(&name, described.revision, described.first_revision, output)?;
     }
     Ok(Exit::Done)
+}
+
+fn print_tree(name: &str, revision: u64, first: u64, output: &mut Output) -> Outcome<()> {
+    match output.is_json {
+        true => output.json(&json!({"tree": name, "revision": revision, "first_revision": first})),
+        false => output.line(format_args!("{name}\t{revision}")),
+    }
 }
 
 fn list(store: &Store, output: &mut Output) -> Outcome {
@@ -244,11 +248,7 @@ fn list(store: &Store, output: &mut Output) -> Outcome {
     for name in trees.list()? {
         let Some(tree) = trees.get(&name)? else { continue };
         let view = tree.view()?;
-        let (revision, first) = (view.revision(), view.first_revision()?);
-        match output.is_json {
-            true => output.json(&json!({"tree": name, "revision": revision, "first_revision": first}))?,
-            false => output.line(format_args!("{name}\t{revision}"))?,
-        }
+        print_tree(&name, view.revision(), view.first_revision()?, output)?;
     }
     Ok(Exit::Done)
 }

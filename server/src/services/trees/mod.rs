@@ -161,6 +161,19 @@ impl Trees for TreesService {
         Ok(Response::new(ListTreesResponse { trees }))
     }
 
+    async fn describe_tree(
+        &self,
+        request: Request<DescribeTreeRequest>,
+    ) -> Result<Response<DescribeTreeResponse>, Status> {
+        let asked = request.get_ref();
+        self.check(&request, Access::Read, &asked.tree, &asked.space)?;
+        let view = view_of(&self.0, &asked.tree, 0)?;
+        Ok(Response::new(DescribeTreeResponse {
+            revision: view.revision(),
+            first_revision: view.first_revision().map_err(|error| failed(&error))?,
+        }))
+    }
+
     async fn get_node(&self, request: Request<GetNodeRequest>) -> Result<Response<GetNodeResponse>, Status> {
         let asked = request.get_ref();
         self.check(&request, Access::Read, &asked.tree, &asked.space)?;

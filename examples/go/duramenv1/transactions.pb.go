@@ -139,6 +139,7 @@ type Operation struct {
 	//	*Operation_Add
 	//	*Operation_Publish
 	//	*Operation_Settle
+	//	*Operation_Tree
 	Change        isOperation_Change `protobuf_oneof:"change"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -235,6 +236,15 @@ func (x *Operation) GetSettle() *Settlement {
 	return nil
 }
 
+func (x *Operation) GetTree() *TreeOperation {
+	if x != nil {
+		if x, ok := x.Change.(*Operation_Tree); ok {
+			return x.Tree
+		}
+	}
+	return nil
+}
+
 type isOperation_Change interface {
 	isOperation_Change()
 }
@@ -269,6 +279,11 @@ type Operation_Settle struct {
 	Settle *Settlement `protobuf:"bytes,6,opt,name=settle,proto3,oneof"`
 }
 
+type Operation_Tree struct {
+	// Changes or reads a tree.
+	Tree *TreeOperation `protobuf:"bytes,7,opt,name=tree,proto3,oneof"`
+}
+
 func (*Operation_Put) isOperation_Change() {}
 
 func (*Operation_Delete) isOperation_Change() {}
@@ -280,6 +295,8 @@ func (*Operation_Add) isOperation_Change() {}
 func (*Operation_Publish) isOperation_Change() {}
 
 func (*Operation_Settle) isOperation_Change() {}
+
+func (*Operation_Tree) isOperation_Change() {}
 
 type PutOperation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -578,6 +595,8 @@ type CommitRequest struct {
 	// Applied when one does not hold.
 	Otherwise []*Operation  `protobuf:"bytes,3,rep,name=otherwise,proto3" json:"otherwise,omitempty"`
 	Options   *WriteOptions `protobuf:"bytes,4,opt,name=options,proto3" json:"options,omitempty"`
+	// Conditions on nodes of trees; none: they hold.
+	NodeConditions []*NodeCondition `protobuf:"bytes,5,rep,name=node_conditions,json=nodeConditions,proto3" json:"node_conditions,omitempty"`
 	// The space; empty: the default space.
 	Space         string `protobuf:"bytes,15,opt,name=space,proto3" json:"space,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -642,6 +661,13 @@ func (x *CommitRequest) GetOptions() *WriteOptions {
 	return nil
 }
 
+func (x *CommitRequest) GetNodeConditions() []*NodeCondition {
+	if x != nil {
+		return x.NodeConditions
+	}
+	return nil
+}
+
 func (x *CommitRequest) GetSpace() string {
 	if x != nil {
 		return x.Space
@@ -654,7 +680,9 @@ type CommitResponse struct {
 	// Whether the conditions held.
 	Succeeded bool `protobuf:"varint,1,opt,name=succeeded,proto3" json:"succeeded,omitempty"`
 	// One result for each operation that was applied, in their order. None at the level MEMORY.
-	Results       []*OperationResult `protobuf:"bytes,2,rep,name=results,proto3" json:"results,omitempty"`
+	Results []*OperationResult `protobuf:"bytes,2,rep,name=results,proto3" json:"results,omitempty"`
+	// Revisions of the trees that the applied operations name, in the order in which these name them first.
+	Revisions     []*TreeRevision `protobuf:"bytes,3,rep,name=revisions,proto3" json:"revisions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -703,6 +731,13 @@ func (x *CommitResponse) GetResults() []*OperationResult {
 	return nil
 }
 
+func (x *CommitResponse) GetRevisions() []*TreeRevision {
+	if x != nil {
+		return x.Revisions
+	}
+	return nil
+}
+
 // The result of an operation.
 type OperationResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -711,6 +746,7 @@ type OperationResult struct {
 	//	*OperationResult_Applied
 	//	*OperationResult_Sum
 	//	*OperationResult_FirstOffset
+	//	*OperationResult_Tree
 	Result        isOperationResult_Result `protobuf_oneof:"result"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -780,6 +816,15 @@ func (x *OperationResult) GetFirstOffset() uint64 {
 	return 0
 }
 
+func (x *OperationResult) GetTree() *TreeResult {
+	if x != nil {
+		if x, ok := x.Result.(*OperationResult_Tree); ok {
+			return x.Tree
+		}
+	}
+	return nil
+}
+
 type isOperationResult_Result interface {
 	isOperationResult_Result()
 }
@@ -799,11 +844,18 @@ type OperationResult_FirstOffset struct {
 	FirstOffset uint64 `protobuf:"varint,3,opt,name=first_offset,json=firstOffset,proto3,oneof"`
 }
 
+type OperationResult_Tree struct {
+	// What an operation on a tree led to.
+	Tree *TreeResult `protobuf:"bytes,4,opt,name=tree,proto3,oneof"`
+}
+
 func (*OperationResult_Applied) isOperationResult_Result() {}
 
 func (*OperationResult_Sum) isOperationResult_Result() {}
 
 func (*OperationResult_FirstOffset) isOperationResult_Result() {}
+
+func (*OperationResult_Tree) isOperationResult_Result() {}
 
 type Applied struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -846,20 +898,21 @@ var File_duramen_v1_transactions_proto protoreflect.FileDescriptor
 const file_duramen_v1_transactions_proto_rawDesc = "" +
 	"\n" +
 	"\x1dduramen/v1/transactions.proto\x12\n" +
-	"duramen.v1\x1a\x17duramen/v1/common.proto\x1a\x17duramen/v1/groups.proto\x1a\x17duramen/v1/topics.proto\"n\n" +
+	"duramen.v1\x1a\x17duramen/v1/common.proto\x1a\x17duramen/v1/groups.proto\x1a\x17duramen/v1/topics.proto\x1a\x16duramen/v1/trees.proto\"n\n" +
 	"\tCondition\x12\x10\n" +
 	"\x03map\x18\x01 \x01(\tR\x03map\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x1b\n" +
 	"\bvalue_is\x18\x03 \x01(\fH\x00R\avalueIs\x12\x18\n" +
 	"\x06exists\x18\x04 \x01(\bH\x00R\x06existsB\x06\n" +
-	"\x04test\"\xdb\x02\n" +
+	"\x04test\"\x8c\x03\n" +
 	"\tOperation\x12,\n" +
 	"\x03put\x18\x01 \x01(\v2\x18.duramen.v1.PutOperationH\x00R\x03put\x125\n" +
 	"\x06delete\x18\x02 \x01(\v2\x1b.duramen.v1.DeleteOperationH\x00R\x06delete\x12E\n" +
 	"\fdelete_range\x18\x03 \x01(\v2 .duramen.v1.DeleteRangeOperationH\x00R\vdeleteRange\x12,\n" +
 	"\x03add\x18\x04 \x01(\v2\x18.duramen.v1.AddOperationH\x00R\x03add\x128\n" +
 	"\apublish\x18\x05 \x01(\v2\x1c.duramen.v1.PublishOperationH\x00R\apublish\x120\n" +
-	"\x06settle\x18\x06 \x01(\v2\x16.duramen.v1.SettlementH\x00R\x06settleB\b\n" +
+	"\x06settle\x18\x06 \x01(\v2\x16.duramen.v1.SettlementH\x00R\x06settle\x12/\n" +
+	"\x04tree\x18\a \x01(\v2\x19.duramen.v1.TreeOperationH\x00R\x04treeB\b\n" +
 	"\x06change\"H\n" +
 	"\fPutOperation\x12\x10\n" +
 	"\x03map\x18\x01 \x01(\tR\x03map\x12\x10\n" +
@@ -877,22 +930,25 @@ const file_duramen_v1_transactions_proto_rawDesc = "" +
 	"\x05delta\x18\x03 \x01(\x12R\x05delta\"Y\n" +
 	"\x10PublishOperation\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12/\n" +
-	"\bmessages\x18\x02 \x03(\v2\x13.duramen.v1.MessageR\bmessages\"\xf0\x01\n" +
+	"\bmessages\x18\x02 \x03(\v2\x13.duramen.v1.MessageR\bmessages\"\xb4\x02\n" +
 	"\rCommitRequest\x125\n" +
 	"\n" +
 	"conditions\x18\x01 \x03(\v2\x15.duramen.v1.ConditionR\n" +
 	"conditions\x12)\n" +
 	"\x04then\x18\x02 \x03(\v2\x15.duramen.v1.OperationR\x04then\x123\n" +
 	"\totherwise\x18\x03 \x03(\v2\x15.duramen.v1.OperationR\totherwise\x122\n" +
-	"\aoptions\x18\x04 \x01(\v2\x18.duramen.v1.WriteOptionsR\aoptions\x12\x14\n" +
-	"\x05space\x18\x0f \x01(\tR\x05space\"e\n" +
+	"\aoptions\x18\x04 \x01(\v2\x18.duramen.v1.WriteOptionsR\aoptions\x12B\n" +
+	"\x0fnode_conditions\x18\x05 \x03(\v2\x19.duramen.v1.NodeConditionR\x0enodeConditions\x12\x14\n" +
+	"\x05space\x18\x0f \x01(\tR\x05space\"\x9d\x01\n" +
 	"\x0eCommitResponse\x12\x1c\n" +
 	"\tsucceeded\x18\x01 \x01(\bR\tsucceeded\x125\n" +
-	"\aresults\x18\x02 \x03(\v2\x1b.duramen.v1.OperationResultR\aresults\"\x85\x01\n" +
+	"\aresults\x18\x02 \x03(\v2\x1b.duramen.v1.OperationResultR\aresults\x126\n" +
+	"\trevisions\x18\x03 \x03(\v2\x18.duramen.v1.TreeRevisionR\trevisions\"\xb3\x01\n" +
 	"\x0fOperationResult\x12/\n" +
 	"\aapplied\x18\x01 \x01(\v2\x13.duramen.v1.AppliedH\x00R\aapplied\x12\x12\n" +
 	"\x03sum\x18\x02 \x01(\x12H\x00R\x03sum\x12#\n" +
-	"\ffirst_offset\x18\x03 \x01(\x04H\x00R\vfirstOffsetB\b\n" +
+	"\ffirst_offset\x18\x03 \x01(\x04H\x00R\vfirstOffset\x12,\n" +
+	"\x04tree\x18\x04 \x01(\v2\x16.duramen.v1.TreeResultH\x00R\x04treeB\b\n" +
 	"\x06result\"\t\n" +
 	"\aApplied2O\n" +
 	"\fTransactions\x12?\n" +
@@ -924,9 +980,13 @@ var file_duramen_v1_transactions_proto_goTypes = []any{
 	(*OperationResult)(nil),      // 9: duramen.v1.OperationResult
 	(*Applied)(nil),              // 10: duramen.v1.Applied
 	(*Settlement)(nil),           // 11: duramen.v1.Settlement
-	(*KeyRange)(nil),             // 12: duramen.v1.KeyRange
-	(*Message)(nil),              // 13: duramen.v1.Message
-	(*WriteOptions)(nil),         // 14: duramen.v1.WriteOptions
+	(*TreeOperation)(nil),        // 12: duramen.v1.TreeOperation
+	(*KeyRange)(nil),             // 13: duramen.v1.KeyRange
+	(*Message)(nil),              // 14: duramen.v1.Message
+	(*WriteOptions)(nil),         // 15: duramen.v1.WriteOptions
+	(*NodeCondition)(nil),        // 16: duramen.v1.NodeCondition
+	(*TreeRevision)(nil),         // 17: duramen.v1.TreeRevision
+	(*TreeResult)(nil),           // 18: duramen.v1.TreeResult
 }
 var file_duramen_v1_transactions_proto_depIdxs = []int32{
 	2,  // 0: duramen.v1.Operation.put:type_name -> duramen.v1.PutOperation
@@ -935,21 +995,25 @@ var file_duramen_v1_transactions_proto_depIdxs = []int32{
 	5,  // 3: duramen.v1.Operation.add:type_name -> duramen.v1.AddOperation
 	6,  // 4: duramen.v1.Operation.publish:type_name -> duramen.v1.PublishOperation
 	11, // 5: duramen.v1.Operation.settle:type_name -> duramen.v1.Settlement
-	12, // 6: duramen.v1.DeleteRangeOperation.range:type_name -> duramen.v1.KeyRange
-	13, // 7: duramen.v1.PublishOperation.messages:type_name -> duramen.v1.Message
-	0,  // 8: duramen.v1.CommitRequest.conditions:type_name -> duramen.v1.Condition
-	1,  // 9: duramen.v1.CommitRequest.then:type_name -> duramen.v1.Operation
-	1,  // 10: duramen.v1.CommitRequest.otherwise:type_name -> duramen.v1.Operation
-	14, // 11: duramen.v1.CommitRequest.options:type_name -> duramen.v1.WriteOptions
-	9,  // 12: duramen.v1.CommitResponse.results:type_name -> duramen.v1.OperationResult
-	10, // 13: duramen.v1.OperationResult.applied:type_name -> duramen.v1.Applied
-	7,  // 14: duramen.v1.Transactions.Commit:input_type -> duramen.v1.CommitRequest
-	8,  // 15: duramen.v1.Transactions.Commit:output_type -> duramen.v1.CommitResponse
-	15, // [15:16] is the sub-list for method output_type
-	14, // [14:15] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	12, // 6: duramen.v1.Operation.tree:type_name -> duramen.v1.TreeOperation
+	13, // 7: duramen.v1.DeleteRangeOperation.range:type_name -> duramen.v1.KeyRange
+	14, // 8: duramen.v1.PublishOperation.messages:type_name -> duramen.v1.Message
+	0,  // 9: duramen.v1.CommitRequest.conditions:type_name -> duramen.v1.Condition
+	1,  // 10: duramen.v1.CommitRequest.then:type_name -> duramen.v1.Operation
+	1,  // 11: duramen.v1.CommitRequest.otherwise:type_name -> duramen.v1.Operation
+	15, // 12: duramen.v1.CommitRequest.options:type_name -> duramen.v1.WriteOptions
+	16, // 13: duramen.v1.CommitRequest.node_conditions:type_name -> duramen.v1.NodeCondition
+	9,  // 14: duramen.v1.CommitResponse.results:type_name -> duramen.v1.OperationResult
+	17, // 15: duramen.v1.CommitResponse.revisions:type_name -> duramen.v1.TreeRevision
+	10, // 16: duramen.v1.OperationResult.applied:type_name -> duramen.v1.Applied
+	18, // 17: duramen.v1.OperationResult.tree:type_name -> duramen.v1.TreeResult
+	7,  // 18: duramen.v1.Transactions.Commit:input_type -> duramen.v1.CommitRequest
+	8,  // 19: duramen.v1.Transactions.Commit:output_type -> duramen.v1.CommitResponse
+	19, // [19:20] is the sub-list for method output_type
+	18, // [18:19] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_duramen_v1_transactions_proto_init() }
@@ -960,6 +1024,7 @@ func file_duramen_v1_transactions_proto_init() {
 	file_duramen_v1_common_proto_init()
 	file_duramen_v1_groups_proto_init()
 	file_duramen_v1_topics_proto_init()
+	file_duramen_v1_trees_proto_init()
 	file_duramen_v1_transactions_proto_msgTypes[0].OneofWrappers = []any{
 		(*Condition_ValueIs)(nil),
 		(*Condition_Exists)(nil),
@@ -971,11 +1036,13 @@ func file_duramen_v1_transactions_proto_init() {
 		(*Operation_Add)(nil),
 		(*Operation_Publish)(nil),
 		(*Operation_Settle)(nil),
+		(*Operation_Tree)(nil),
 	}
 	file_duramen_v1_transactions_proto_msgTypes[9].OneofWrappers = []any{
 		(*OperationResult_Applied)(nil),
 		(*OperationResult_Sum)(nil),
 		(*OperationResult_FirstOffset)(nil),
+		(*OperationResult_Tree)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

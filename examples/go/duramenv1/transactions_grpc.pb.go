@@ -28,7 +28,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// One commit over maps and topics.
+// One commit over maps, topics and trees.
 type TransactionsClient interface {
 	// Checks the conditions. If all hold, applies `then`, otherwise `otherwise`, in one commit: all operations or none.
 	Commit(ctx context.Context, in *CommitRequest, opts ...grpc.CallOption) (*CommitResponse, error)
@@ -56,7 +56,7 @@ func (c *transactionsClient) Commit(ctx context.Context, in *CommitRequest, opts
 // All implementations must embed UnimplementedTransactionsServer
 // for forward compatibility.
 //
-// One commit over maps and topics.
+// One commit over maps, topics and trees.
 type TransactionsServer interface {
 	// Checks the conditions. If all hold, applies `then`, otherwise `otherwise`, in one commit: all operations or none.
 	Commit(context.Context, *CommitRequest) (*CommitResponse, error)

@@ -23,7 +23,7 @@ use crate::reasons::Reasons;
 use crate::results::{Header, Journal, Label, Results, SCHEMA, utc, write_whole};
 use crate::runner;
 use crate::verdict::Verdict;
-use crate::workloads::{self, Context, MemberArguments, Task};
+use crate::workloads::{self, Context, MemberArguments, Task, Workload};
 
 /// Runs the same verified work on Duramen and its peers, and compares.
 #[derive(Parser)]
@@ -476,13 +476,18 @@ fn header_of(arguments: &RunArguments) -> Result<Header> {
     }
     let has_drivers = tasks.iter().any(|task| task.workload.has_drivers);
     let mut drivers = Vec::new();
-    if !arguments.peers.is_empty() || tasks.iter().any(|task| !task.workload.is_of_messages()) {
+    let any = |is_of: fn(&Workload) -> bool| tasks.iter().any(|task| is_of(task.workload));
+    if !arguments.peers.is_empty() || any(|workload| !workload.is_of_messages() && !workload.is_of_trees()) {
         drivers = peers::named(&arguments.peers, has_drivers)?;
     }
-    if arguments.peers.is_empty() && tasks.iter().any(|task| task.workload.is_of_messages()) {
-        let is_new = |driver: &&dyn Driver| drivers.iter().all(|known| known.name() != driver.name());
-        let new: Vec<_> = peers::of_messages().into_iter().filter(is_new).collect();
-        drivers.extend(new);
+    if arguments.peers.is_empty() {
+        let brokers = any(Workload::is_of_messages).then(peers::of_messages);
+        let trees = any(Workload::is_of_trees).then(peers::of_trees);
+        for driver in brokers.into_iter().chain(trees).flatten() {
+            if drivers.iter().all(|known| known.name() != driver.name()) {
+                drivers.push(driver);
+            }
+        }
     }
     header(arguments, &tasks, &drivers)
 }

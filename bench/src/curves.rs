@@ -117,10 +117,27 @@ impl Curves {
         over_time("Resident memory over time", "bytes", si_text, self.lines(row, points))
     }
 
-    /// Draws operations per second against threads, for a workload that runs one phase with several numbers of threads.
+    /// Draws operations per second against threads or workers, a chart for each work that the rows do with several
+    /// numbers of them.
     pub fn threads(&self, title: &str, rows: &[Row]) -> String {
-        let points = rows.iter().filter_map(|row| Some((threads_in(&row.phase)?, row)));
-        self.rates(title, ("threads", Scale::Linear), points)
+        let mut works: Vec<(&str, Vec<(f64, &Row)>)> = Vec::new();
+        for row in rows {
+            let Some((work, threads)) = threads_in(&row.phase) else {
+                continue;
+            };
+            match works.iter_mut().find(|(known, _)| *known == work) {
+                Some((_, points)) => points.push((threads, row)),
+                None => works.push((work, vec![(threads, row)])),
+            }
+        }
+        let chart = |(work, points): &(&str, Vec<(f64, &Row)>)| {
+            let title = match *work {
+                "" => title.to_string(),
+                work => format!("{title}: {work}"),
+            };
+            self.rates(&title, ("threads", Scale::Linear), points.iter().copied())
+        };
+        works.iter().filter(|(_, points)| points.len() > 1).map(chart).collect()
     }
 
     /// Draws operations per second against the size of the data.
@@ -163,11 +180,12 @@ impl Curves {
     }
 }
 
-/// Returns the number of threads in the name of a phase.
-fn threads_in(phase: &str) -> Option<f64> {
-    let words: Vec<&str> = phase.split([' ', ',']).collect();
-    let place = words.iter().position(|word| word.starts_with("thread"))?;
-    words.get(place.checked_sub(1)?)?.parse().ok()
+/// Returns the work in the name of a phase, and the number of threads or workers.
+fn threads_in(phase: &str) -> Option<(&str, f64)> {
+    let (work, crew) = phase.rsplit_once(", ").unwrap_or(("", phase));
+    let (number, unit) = crew.split_once(' ')?;
+    let is_unit = unit.starts_with("thread") || unit.starts_with("worker");
+    Some((work, number.parse().ok().filter(|_| is_unit)?))
 }
 
 fn latency_words(row: &Row) -> String {
@@ -240,8 +258,9 @@ mod tests {
 
     #[test]
     fn threads_are_read_from_the_name_of_a_phase() {
-        assert_eq!(threads_in("random reads, 16 threads"), Some(16.0));
-        assert_eq!(threads_in("1 thread"), Some(1.0));
+        assert_eq!(threads_in("random reads, 16 threads"), Some(("random reads", 16.0)));
+        assert_eq!(threads_in("1 thread"), Some(("", 1.0)));
+        assert_eq!(threads_in("queries, 200 workers"), Some(("queries", 200.0)));
         assert_eq!(threads_in("random reads"), None);
     }
 }

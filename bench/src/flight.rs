@@ -4,10 +4,12 @@
 use anyhow::Result;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use tokio::runtime::Builder;
+use tokio::task::unconstrained;
 
 use crate::connection::Answer;
-use crate::crew::{Shift, Worked};
-use crate::measure::{Timeline, now_nanos, thread_cpu_nanos};
+use crate::crew::{Shift, Worked, crew, together};
+use crate::measure::{Done, Timeline, now_nanos, thread_cpu_nanos};
 
 /// The requests of one connection.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +56,21 @@ impl Flight {
         worked.cpu_nanos = thread_cpu_nanos() - cpu_before;
         Ok(worked)
     }
+}
+
+/// Works on connections, each in a thread with a runtime of its own.
+pub fn on_connections(connections: usize, work: impl AsyncFn(usize) -> Result<Worked> + Sync) -> Result<Done> {
+    let worked = crew(connections, |number| {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        // Tokio's budget would interrupt some requests before they are sent, and later ones would overtake them.
+        runtime.block_on(unconstrained(work(number)))
+    })?;
+    // Opening a connection is not part of the work.
+    let wall_nanos = worked.iter().map(|worked| worked.nanos).max();
+    Ok(Done {
+        wall_nanos,
+        ..together(worked)
+    })
 }
 
 #[cfg(test)]

@@ -36,6 +36,8 @@ mod shared;
 mod statistics;
 mod storage;
 mod terminal;
+mod tree;
+mod trees;
 mod verdict;
 mod workloads;
 

@@ -17,6 +17,7 @@ use crate::broker::Broker;
 use crate::data::{KeySlice, Keys};
 use crate::load::Load;
 use crate::measure::{Latencies, Timeline};
+use crate::tree::Tree;
 
 /// What an acknowledged write survives. Results of different classes are never compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
@@ -65,7 +66,10 @@ pub struct Description {
     /// Whether the peer opens as a broker.
     #[serde(default)]
     pub is_broker: bool,
-    /// Whether the peer opens only as a broker.
+    /// Whether the peer opens as a tree.
+    #[serde(default)]
+    pub is_tree: bool,
+    /// Whether the peer opens only as a broker or as a tree.
     #[serde(default)]
     pub is_no_store: bool,
     /// The reason why several operations cannot share a commit, if they cannot.
@@ -125,6 +129,10 @@ pub trait Driver: Sync {
     /// Opens the peer as a broker.
     fn open_broker(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Broker>> {
         bail!(Unsupported("is no broker"))
+    }
+    /// Opens the peer as a tree.
+    fn open_tree(&self, _directory: &Path, _setting: Setting) -> Result<Tree> {
+        bail!(Unsupported("is no tree"))
     }
 }
 

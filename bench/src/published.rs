@@ -17,6 +17,8 @@ const ELMDB: &str = "elmdb, a laptop that is not named";
 const MMCMAP: &str = "mmcmap, M2 Pro, 16 GB";
 const GEAFLOW: &str = "GeaFlow LMDB, a laptop, JVM";
 const RATATOSKR: &str = "Ratatoskr, MacBook Air M4, in memory";
+const KHEPRI: &str = "Khepri, three nodes on a 12-core laptop, synced; most inserts overwrote";
+const KHEPRI_ONE: &str = "Khepri, one node, 4 cores, synced, in one process; most inserts overwrote";
 const REDB: &str = "redb 4, Ryzen 9950X3D, Samsung 9100 PRO: redb / LMDB / RocksDB / fjall / SQLite";
 
 const fn figure(workload: &'static str, phase: &'static str, source: &'static str, figure: &'static str) -> Figure {
@@ -65,6 +67,12 @@ const ALL: &[Figure] = &[
         RATATOSKR,
         "1,090,000 /s; 20 KB per subscriber",
     ),
+    figure("tree-ramp/", "inserts, 1 worker", KHEPRI, "567 /s"),
+    figure("tree-ramp/", "inserts, 1 worker", KHEPRI_ONE, "2,600 /s"),
+    figure("tree-ramp/", "inserts, 50 workers", KHEPRI, "21,871 /s"),
+    figure("tree-ramp/", "inserts, 100 workers", KHEPRI, "25,317 /s"),
+    figure("tree-ramp/", "inserts, 200 workers", KHEPRI, "25,851 /s"),
+    figure("tree-ramp/", "inserts, 200 workers", KHEPRI_ONE, "60,900 /s"),
     figure("mega/", "writes", ELMDB, "52,123 /s"),
     figure(
         "mega/",

@@ -39,8 +39,15 @@ pub struct Program {
 pub static NATS: Program = Program::new("nats-server", "go install github.com/nats-io/nats-server/v2@latest");
 /// The server of Redis.
 pub static REDIS: Program = Program::new("redis-server", "apt-get install redis-server");
+/// The server of etcd.
+pub static ETCD: Program = Program::new("etcd", "apt-get install etcd-server");
 /// All servers.
-pub static ALL: [&Program; 2] = [&NATS, &REDIS];
+pub static ALL: [&Program; 3] = [&NATS, &REDIS, &ETCD];
+
+/// Returns a port of the loopback address that is free now.
+pub fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
 
 impl Program {
     const fn new(name: &'static str, install: &'static str) -> Program {
@@ -64,11 +71,11 @@ impl Program {
         version.as_deref().ok_or_else(reason)
     }
 
-    /// Adds to the description of a broker what all of them have in common, or why its server cannot run here.
+    /// Adds to the description of a peer what all of them have in common, or why its server cannot run here.
     pub fn describe(&self, name: &str, client: &str, description: Description) -> Description {
         let common = Description {
             name: name.to_string(),
-            is_broker: true,
+            is_broker: !description.is_tree,
             is_no_store: true,
             ..description
         };
@@ -89,8 +96,8 @@ impl Program {
 
     /// Starts the server with the arguments for a port, and waits until it takes connections.
     pub fn start(&self, directory: &Path, arguments: impl FnOnce(u16) -> Result<Vec<String>>) -> Result<Server> {
-        // The port is free again when the listener is dropped. A server that finds it taken ends, which is reported.
-        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        // A server that finds the port taken meanwhile ends, which is reported.
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
         let talk = directory.join("server.log");
         let mut command = Command::new(self.name);
         command.args(arguments(address.port())?);

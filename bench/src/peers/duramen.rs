@@ -13,6 +13,8 @@ use crate::data::KeySlice;
 use crate::peer::{
     Choice, Class, Description, Driver, End, Found, Pair, Pairs, Peer, Reader, Reading, Setting, decide,
 };
+use crate::tree::Tree;
+use crate::trees;
 
 /// Number of pairs beyond which a commit uses a transaction. A transaction may be larger than memory; a batch is one
 /// record of the log.
@@ -44,6 +46,7 @@ impl Driver for Duramen {
             ],
             is_persistent: true,
             is_broker: true,
+            is_tree: true,
             is_shared_by_processes: true,
             ..Description::default()
         }
@@ -63,6 +66,10 @@ impl Driver for Duramen {
 
     fn open_broker(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
         brokers::duramen::open(directory, setting)
+    }
+
+    fn open_tree(&self, directory: &Path, setting: Setting) -> Result<Tree> {
+        trees::duramen::open(directory, setting)
     }
 }
 

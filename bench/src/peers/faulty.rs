@@ -16,6 +16,8 @@ use super::btreemap::Locked;
 use super::lmdb::Lmdb;
 use crate::data::KeySlice;
 use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::tree::Tree;
+use crate::trees;
 
 /// The fault of a faulty peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +89,13 @@ impl Driver for Faulty {
             is_persistent: self.is_kept,
             // Another process does not see the writes that [`Fault::Early`] holds in memory.
             is_shared_by_processes: self.is_kept && self.fault != Fault::Early,
+            is_tree: !self.is_kept,
             ..Description::default()
         }
+    }
+
+    fn open_tree(&self, directory: &Path, setting: Setting) -> Result<Tree> {
+        Ok(trees::pairs::open(self.open(directory, setting)?, false))
     }
 
     fn open(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Peer>> {

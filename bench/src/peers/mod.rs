@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use crate::brokers;
 use crate::drivers;
 use crate::peer::Driver;
+use crate::trees;
 
 /// All peers, in the order of the reports. The first is the baseline of comparisons.
 pub const ALL: &[&dyn Driver] = &[
@@ -39,8 +40,8 @@ pub fn names() -> Vec<String> {
 }
 
 fn everybody() -> impl Iterator<Item = &'static dyn Driver> {
-    let brokers = brokers::ALL.iter().copied();
-    ALL.iter().copied().chain(brokers).chain(drivers::all())
+    let served = brokers::ALL.iter().chain(trees::ALL).copied();
+    ALL.iter().copied().chain(served).chain(drivers::all())
 }
 
 /// Returns the peers of these names, in the order of [`names`]. Without names, returns all of them, but those in
@@ -67,6 +68,11 @@ pub fn named(wanted: &[String], with_drivers: bool) -> Result<Vec<&'static dyn D
 /// Returns the brokers among all peers, in the order of [`names`].
 pub fn of_messages() -> Vec<&'static dyn Driver> {
     everybody().filter(|driver| driver.describe().is_broker).collect()
+}
+
+/// Returns the trees among all peers, in the order of [`names`].
+pub fn of_trees() -> Vec<&'static dyn Driver> {
+    everybody().filter(|driver| driver.describe().is_tree).collect()
 }
 
 /// Returns the peer of this name. Also finds peers with a planted fault, and those behind the lab's own driver.

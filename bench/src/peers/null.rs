@@ -10,6 +10,8 @@ use crate::broker::Broker;
 use crate::brokers;
 use crate::data::KeySlice;
 use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting, Unsupported};
+use crate::tree::Tree;
+use crate::trees;
 
 /// The driver of the peer that does nothing.
 pub struct Null;
@@ -25,6 +27,7 @@ impl Driver for Null {
                 .to_vec(),
             is_exempt: true,
             is_broker: true,
+            is_tree: true,
             ..Description::default()
         }
     }
@@ -35,6 +38,10 @@ impl Driver for Null {
 
     fn open_broker(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Broker>> {
         Ok(Box::new(brokers::null::Null::default()))
+    }
+
+    fn open_tree(&self, _directory: &Path, _setting: Setting) -> Result<Tree> {
+        Ok(trees::pairs::open(Box::new(Null), true))
     }
 }
 

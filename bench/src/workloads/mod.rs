@@ -3,7 +3,7 @@
 //! A workload runs for one peer in its own process. It makes its data from the seed and runs its phases through a
 //! [`Recorder`]. It verifies everything it reads, reads back everything it wrote after the clock, and fails on the
 //! first wrong value. If the limit of the cell stopped a row, it reads back what was acknowledged by then. The
-//! workloads of brokers are in `messages`; `docs/lab/adding-a-workload.md` says where those of clusters go.
+//! workloads of brokers are in `messages`, those of trees in `trees`; `docs/lab/adding-a-workload.md` says where those of clusters go.
 
 mod control;
 mod first;
@@ -31,6 +31,7 @@ mod stopped;
 mod synced_puts;
 #[cfg(test)]
 mod tests;
+mod trees;
 mod ycsb;
 
 use std::path::Path;
@@ -149,6 +150,7 @@ pub const ALL: &[Workload] = &[
     messages::catch_up::WORKLOAD,
     messages::growth::WORKLOAD,
     messages::killed_publisher::WORKLOAD,
+    trees::ramp::WORKLOAD,
 ];
 
 /// Does the share of one process of a workload whose processes share a store.
@@ -227,6 +229,11 @@ impl Workload {
         messages::NAMES.contains(&self.name)
     }
 
+    /// Whether it uses trees instead of stores.
+    pub fn is_of_trees(&self) -> bool {
+        trees::NAMES.contains(&self.name)
+    }
+
     /// Returns the class that a peer runs in, or why it does not run.
     pub fn class_for(&self, driver: &dyn Driver, wanted: Option<Class>) -> Result<Class, String> {
         let description = driver.describe();
@@ -236,8 +243,11 @@ impl Workload {
         if self.is_of_messages() && !description.is_broker {
             return Err("is no broker".to_string());
         }
-        if !self.is_of_messages() && description.is_no_store {
-            return Err("is a broker, and no store".to_string());
+        if self.is_of_trees() && !description.is_tree {
+            return Err("is no tree".to_string());
+        }
+        if !self.is_of_messages() && !self.is_of_trees() && description.is_no_store {
+            return Err("is no store".to_string());
         }
         if description.is_no_store && description.is_exempt && self.name != messages::requests::WORKLOAD.name {
             return Err("answers requests, and delivers no message".to_string());

@@ -9,6 +9,7 @@ use crate::measure::now_nanos;
 use crate::peer::{Class, Driver};
 use crate::peers;
 use crate::scratch::Scratch;
+use crate::trees;
 
 #[test]
 fn every_workload_says_what_it_is_and_has_forms_and_a_run_of_its_own() {
@@ -63,7 +64,7 @@ fn run(name: &str, driver: &dyn Driver, scale: f64) -> Result<Record> {
 /// Checks that every participating peer passes, and that all show equal phases.
 fn honest_peers_pass(name: &str, scale: f64) {
     let mut shown: Option<Vec<String>> = None;
-    for driver in peers::ALL.iter().chain(brokers::ALL) {
+    for driver in peers::ALL.iter().chain(brokers::ALL).chain(trees::ALL) {
         let peer = driver.describe().name;
         let task = named(name).expect("known")[0];
         if task.workload.class_for(*driver, None).is_err() {
@@ -130,6 +131,7 @@ honest! {
     honest_peers_pass_growth_of_subscribers: "growth/idle-1k" at 0.01,
     honest_peers_pass_growth_of_messages: "growth/kept-100k" at 0.01,
     honest_peers_pass_growth_of_sizes: "growth/size-64kB" at 0.001,
+    honest_peers_pass_tree_ramp: "tree-ramp/1-50-100-200" at 0.01,
 }
 
 /// Checks that an honest peer never fails because of the cell's limit, wherever it falls, including between two
@@ -164,6 +166,7 @@ fn limit_of_the_cell_stops_workloads_of_messages_at_any_time_and_fails_none() {
         "growth/idle-1k",
         "growth/kept-100k",
         "growth/size-4kB",
+        "tree-ramp/1-50-100-200",
     ];
     for name in all {
         for millis in [0, 2, 10, 40] {
@@ -391,6 +394,10 @@ matrix! {
     growth_of_sizes_catches_a_message_that_is_missing: "growth/size-4kB" catches "faulty-gap" at 0.005,
     growth_of_sizes_catches_a_message_that_came_twice: "growth/size-4kB" catches "faulty-twice" at 0.005,
     growth_of_sizes_catches_a_message_that_came_too_late: "growth/size-4kB" catches "faulty-swaps" at 0.005,
+    tree_ramp_catches_a_node_that_is_missing: "tree-ramp/1-50-100-200" catches "faulty-loses" at 0.02,
+    tree_ramp_catches_a_stale_read: "tree-ramp/1-50-100-200" catches "faulty-stale" at 0.01,
+    tree_ramp_catches_a_delete_that_was_not_done: "tree-ramp/1-50-100-200" catches "faulty-keeps-deleted" at 0.01,
+    tree_ramp_catches_a_delete_that_took_the_next_node: "tree-ramp/1-50-100-200" catches "faulty-deletes-next" at 0.01,
 }
 
 #[test]

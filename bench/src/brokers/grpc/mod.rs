@@ -21,6 +21,8 @@ use crate::broker::{Broker, Member, Receiver, Together};
 use crate::connection::{Answer, Connection, Way};
 use crate::peer::{Class, Description, Driver, Found, Peer, Setting, Unsupported};
 use crate::peers::locked_version;
+use crate::tree::Tree;
+use crate::trees;
 
 /// Most subscribers: each is a stream of one connection, which has at most 4,096.
 const SUBSCRIBERS_MAX: usize = 4_000;
@@ -82,6 +84,7 @@ impl Driver for DuramenGrpc {
             options: vec!["threads 1: the client needs the other core".to_string()],
             is_persistent: true,
             is_broker: true,
+            is_tree: true,
             is_no_store: true,
             ..Description::default()
         };
@@ -94,6 +97,10 @@ impl Driver for DuramenGrpc {
 
     fn open_broker(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
         Opened::open(self.0, Some(directory), setting.class)
+    }
+
+    fn open_tree(&self, directory: &Path, setting: Setting) -> Result<Tree> {
+        trees::grpc::open(self.0, directory, setting)
     }
 }
 
@@ -142,20 +149,15 @@ fn start(directory: Option<&Path>) -> Result<(SocketAddr, Server)> {
     Ok((address, Server::Duramen(server)))
 }
 
-struct Opened {
-    runtime: Runtime,
-    address: String,
-    level: Acknowledge,
-    /// The client of topics and maps as a whole.
-    client: Client,
-    topics: Vec<Topic>,
+/// A running server.
+pub struct Serving {
+    address: SocketAddr,
     server: Server,
-    has_store: bool,
 }
 
-impl Opened {
-    /// Starts a server, with a store in a directory or without one, and opens a client of it.
-    fn open(shape: Shape, directory: Option<&Path>, class: Class) -> Result<Box<dyn Broker>> {
+impl Serving {
+    /// Starts a server with its store in a directory, or the floor without one.
+    pub fn start(shape: Shape, directory: Option<&Path>) -> Result<Serving> {
         let (address, server) = match shape {
             Shape::Together => start(directory)?,
             Shape::Apart => {
@@ -163,7 +165,40 @@ impl Opened {
                 (apart.address, Server::Apart(apart))
             }
         };
-        let (address, has_store) = (format!("http://{address}"), directory.is_some());
+        Ok(Serving { address, server })
+    }
+
+    /// Returns the address for clients.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Stops the server, and waits until it has closed its store.
+    pub fn stop(self) -> Result<()> {
+        match self.server {
+            Server::Duramen(server) => server.stop().context("stopping the server"),
+            Server::Floor(floor) => floor.stop(),
+            Server::Apart(apart) => apart.stop(),
+        }
+    }
+}
+
+struct Opened {
+    runtime: Runtime,
+    address: String,
+    level: Acknowledge,
+    /// The client of topics and maps as a whole.
+    client: Client,
+    topics: Vec<Topic>,
+    serving: Serving,
+    has_store: bool,
+}
+
+impl Opened {
+    /// Starts a server, with a store in a directory or without one, and opens a client of it.
+    fn open(shape: Shape, directory: Option<&Path>, class: Class) -> Result<Box<dyn Broker>> {
+        let serving = Serving::start(shape, directory)?;
+        let (address, has_store) = (serving.url(), directory.is_some());
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let level = match class {
             Class::Synced => Acknowledge::Synced,
@@ -185,7 +220,7 @@ impl Opened {
             level,
             client,
             topics: Vec::new(),
-            server,
+            serving,
             has_store,
         }))
     }
@@ -334,16 +369,12 @@ impl Broker for Opened {
             runtime,
             client,
             topics,
-            server,
+            serving,
             ..
         } = *self;
         drop((topics, client));
         // This ends the subscriptions and drops their receivers.
         drop(runtime);
-        match server {
-            Server::Duramen(server) => server.stop().context("stopping the server"),
-            Server::Floor(floor) => floor.stop(),
-            Server::Apart(apart) => apart.stop(),
-        }
+        serving.stop()
     }
 }

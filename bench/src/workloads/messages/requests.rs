@@ -7,15 +7,12 @@
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
-use tokio::runtime::Builder;
-use tokio::task::unconstrained;
 
 use super::{PAYLOAD_BYTES, read_back};
 use crate::broker::{Broker, Payload};
 use crate::connection::{Answer, Way, connect};
-use crate::crew::{Worked, crew, together};
 use crate::data::{Checker, Generator, Keys, Length, Values};
-use crate::flight::Flight;
+use crate::flight::{Flight, on_connections};
 use crate::measure::{Done, Work};
 use crate::workloads::{Context, Recorder, Workload, variant};
 
@@ -197,19 +194,4 @@ fn read_pairs_back(broker: &dyn Broker, keys: &Keys, share: usize, stored: &[usi
         }
     }
     Ok(())
-}
-
-/// Works on connections, each in a thread with a runtime of its own.
-fn on_connections(connections: usize, work: impl AsyncFn(usize) -> Result<Worked> + Sync) -> Result<Done> {
-    let worked = crew(connections, |number| {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        // Tokio's budget would interrupt some requests before they are sent, and later ones would overtake them.
-        runtime.block_on(unconstrained(work(number)))
-    })?;
-    // Opening a connection is not part of the work.
-    let wall_nanos = worked.iter().map(|worked| worked.nanos).max();
-    Ok(Done {
-        wall_nanos,
-        ..together(worked)
-    })
 }

@@ -1,0 +1,18 @@
+//! The workloads of trees, one file each.
+
+pub mod ramp;
+
+use anyhow::Result;
+
+use super::Context;
+use crate::tree::Tree;
+
+/// The names of all these workloads.
+pub const NAMES: &[&str] = &[ramp::WORKLOAD.name];
+
+impl Context<'_> {
+    /// Opens the tree in the directory of the run.
+    fn open_tree(&self) -> Result<Tree> {
+        self.driver.open_tree(self.directory, self.setting())
+    }
+}

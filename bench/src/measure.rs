@@ -567,6 +567,11 @@ pub fn status_bytes(file: &str, name: &str) -> Result<u64> {
     Ok(field(file, name)? * 1024)
 }
 
+/// Returns the memory that belongs to this process and to no file.
+pub fn own_bytes() -> Result<u64> {
+    status_bytes("/proc/self/status", "RssAnon")
+}
+
 /// Returns the number after `name:` in a file of `/proc`.
 fn field(file: &str, name: &str) -> Result<u64> {
     let text = std::fs::read_to_string(file).with_context(|| format!("reading {file}"))?;

@@ -3,6 +3,7 @@
 
 pub mod duramen;
 mod etcd;
+pub mod faulty;
 pub mod grpc;
 mod nats_kv;
 pub mod pairs;

@@ -151,6 +151,10 @@ pub const ALL: &[Workload] = &[
     messages::growth::WORKLOAD,
     messages::killed_publisher::WORKLOAD,
     trees::ramp::WORKLOAD,
+    trees::large::LARGE,
+    trees::large::SUBTREE,
+    trees::watches::WORKLOAD,
+    trees::compaction::WORKLOAD,
 ];
 
 /// Does the share of one process of a workload whose processes share a store.

@@ -132,6 +132,11 @@ honest! {
     honest_peers_pass_growth_of_messages: "growth/kept-100k" at 0.01,
     honest_peers_pass_growth_of_sizes: "growth/size-64kB" at 0.001,
     honest_peers_pass_tree_ramp: "tree-ramp/1-50-100-200" at 0.01,
+    honest_peers_pass_tree_large: "tree-large/1M" at 0.003,
+    honest_peers_pass_tree_subtree: "tree-subtree" at 0.02,
+    honest_peers_pass_tree_watches_of_paths: "tree-watches/10k-paths" at 0.01,
+    honest_peers_pass_tree_watches_of_subtrees: "tree-watches/100-subtrees" at 0.01,
+    honest_peers_pass_tree_compaction: "tree-compaction" at 0.01,
 }
 
 /// Checks that an honest peer never fails because of the cell's limit, wherever it falls, including between two
@@ -167,6 +172,8 @@ fn limit_of_the_cell_stops_workloads_of_messages_at_any_time_and_fails_none() {
         "growth/kept-100k",
         "growth/size-4kB",
         "tree-ramp/1-50-100-200",
+        "tree-large/1M",
+        "tree-compaction",
     ];
     for name in all {
         for millis in [0, 2, 10, 40] {
@@ -283,9 +290,11 @@ fn caught(name: &str, fault: &str, scale: f64) -> Option<String> {
 
 fn must_catch(name: &str, fault: &str, scale: f64) {
     let error = caught(name, fault, scale).unwrap_or_else(|| panic!("{name} did not notice {fault}"));
-    let names_it = ["key ", "pairs", "records", "scan", "list", "range", "message"]
-        .iter()
-        .any(|word| error.contains(word));
+    let names_it = [
+        "key ", "pairs", "records", "scan", "list", "range", "message", "children", "nodes", "change",
+    ]
+    .iter()
+    .any(|word| error.contains(word));
     assert!(names_it, "{name}: {fault}: {error}");
 }
 
@@ -398,6 +407,16 @@ matrix! {
     tree_ramp_catches_a_stale_read: "tree-ramp/1-50-100-200" catches "faulty-stale" at 0.01,
     tree_ramp_catches_a_delete_that_was_not_done: "tree-ramp/1-50-100-200" catches "faulty-keeps-deleted" at 0.01,
     tree_ramp_catches_a_delete_that_took_the_next_node: "tree-ramp/1-50-100-200" catches "faulty-deletes-next" at 0.01,
+    tree_large_catches_a_node_that_is_missing: "tree-large/1M" catches "faulty-loses-tree" at 0.001,
+    tree_large_catches_a_stale_read: "tree-large/1M" catches "faulty-stale-tree" at 0.001,
+    tree_subtree_catches_a_node_that_is_missing: "tree-subtree" catches "faulty-loses-tree" at 0.01,
+    tree_subtree_catches_a_stale_read: "tree-subtree" catches "faulty-stale-tree" at 0.01,
+    tree_subtree_catches_a_change_that_was_not_shown: "tree-subtree" catches "faulty-skips-tree" at 0.01,
+    tree_watches_catches_a_put_that_is_missing: "tree-watches/10k-paths" catches "faulty-loses-tree" at 0.01,
+    tree_watches_catches_a_change_that_is_another: "tree-watches/100-subtrees" catches "faulty-stale-tree" at 0.01,
+    tree_watches_catches_a_change_that_was_not_shown: "tree-watches/10k-paths" catches "faulty-skips-tree" at 0.01,
+    tree_compaction_catches_a_put_that_is_missing: "tree-compaction" catches "faulty-loses-tree" at 0.001,
+    tree_compaction_catches_a_stale_read: "tree-compaction" catches "faulty-stale-tree" at 0.001,
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::broker::{Board, Broker, Payload};
 use crate::connection::Way;
 use crate::crew::{Worked, alone};
 use crate::flight::Flight;
-use crate::measure::{Done, Work, status_bytes};
+use crate::measure::{Done, Work, own_bytes};
 use crate::peer::Unsupported;
 use crate::workloads::Recorder;
 
@@ -116,11 +116,6 @@ pub fn run(
         (shape.messages * PAYLOAD_BYTES) >> 20,
     ));
     Ok((board, published))
-}
-
-/// Returns the memory that belongs to the process and to no file.
-fn own_bytes() -> Result<u64> {
-    status_bytes("/proc/self/status", "RssAnon")
 }
 
 fn publish_all(context: &Context, broker: &dyn Broker, shape: Shape, board: &Board) -> Result<(Vec<Done>, Vec<u64>)> {

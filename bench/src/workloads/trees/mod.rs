@@ -1,6 +1,9 @@
 //! The workloads of trees, one file each.
 
+pub mod compaction;
+pub mod large;
 pub mod ramp;
+pub mod watches;
 
 use anyhow::Result;
 
@@ -8,7 +11,13 @@ use super::Context;
 use crate::tree::Tree;
 
 /// The names of all these workloads.
-pub const NAMES: &[&str] = &[ramp::WORKLOAD.name];
+pub const NAMES: &[&str] = &[
+    ramp::WORKLOAD.name,
+    large::LARGE.name,
+    large::SUBTREE.name,
+    watches::WORKLOAD.name,
+    compaction::WORKLOAD.name,
+];
 
 impl Context<'_> {
     /// Opens the tree in the directory of the run.

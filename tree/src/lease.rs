@@ -7,6 +7,7 @@
 //!
 //! Nodes of a lease that has expired are deleted by a change like any other, by [`TreeWrites::expire_leases`].
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use duramen_engine::{Map, Result};
@@ -41,16 +42,18 @@ pub(crate) struct LeaseClock {
 impl LeaseClock {
     /// The stored clock of a tree. It begins at 0 when a tree gets its first lease.
     pub(crate) fn read<R: Rows>(rows: &R, leases: &Map, tree: u32) -> Result<Option<LeaseClock>> {
-        let Some(row) = rows.row(leases, &clock_key(tree))? else {
-            return Ok(None);
-        };
-        let mut reader = Reader::new(&row, "the clock of a tree");
+        let row = rows.row(leases, &clock_key(tree))?;
+        row.map(|row| LeaseClock::decode(&row)).transpose()
+    }
+
+    fn decode(row: &[u8]) -> Result<LeaseClock> {
+        let mut reader = Reader::new(row, "the clock of a tree");
         let clock = LeaseClock {
             lease_ms: reader.number()?,
             shared_ms: reader.number()?,
         };
         reader.end()?;
-        Ok(Some(clock))
+        Ok(clock)
     }
 
     /// The clock at a time of the shared clock.
@@ -126,6 +129,51 @@ impl Stored {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The leases of a tree that is made again from the rows that are left.
+#[derive(Default)]
+pub(crate) struct LeasesLeft {
+    leases: BTreeMap<u64, Stored>,
+    clock: Option<LeaseClock>,
+}
+
+impl LeasesLeft {
+    /// Adds a lease by the end of its key and its row.
+    pub(crate) fn add(&mut self, id: &[u8], row: &[u8]) -> Result<()> {
+        self.leases.insert(id_of(id)?, Stored::decode(row)?);
+        Ok(())
+    }
+
+    /// Takes the row of the clock, if it is one.
+    pub(crate) fn take_clock(&mut self, row: &[u8]) {
+        self.clock = LeaseClock::decode(row).ok();
+    }
+
+    /// Whether nothing tells how much time the leases have left.
+    pub(crate) fn lack_clock(&self) -> bool {
+        self.clock.is_none() && !self.leases.is_empty()
+    }
+
+    pub(crate) fn contain(&self, id: u64) -> bool {
+        self.leases.contains_key(&id)
+    }
+
+    /// All rows. Without a clock, which begins at 0 again, each lease has its whole time.
+    pub(crate) fn rows(&self, tree: u32) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut rows = Vec::new();
+        rows.extend(self.clock.map(|clock| (clock_key(tree), clock.encode())));
+        for (&id, &stored) in &self.leases {
+            let deadline_ms = match self.clock {
+                Some(_) => stored.deadline_ms,
+                None => stored.ttl_ms,
+            };
+            let row = Stored { deadline_ms, ..stored }.encode();
+            rows.push((lease_key(tree, id), row));
+            rows.push((deadline_key(tree, deadline_ms, id), Vec::new()));
+        }
+        rows
+    }
 }
 
 impl TreeWrites<'_> {
@@ -318,6 +366,12 @@ impl TreeWrites<'_> {
     }
 }
 
+/// The lease of the end of its key.
+fn id_of(key: &[u8]) -> Result<u64> {
+    let id = key.try_into().map(u64::from_be_bytes);
+    id.map_err(|_| duramen_engine::Error::damaged("a lease of a tree has a wrong key"))
+}
+
 /// The first deadline of a tree, and its lease.
 pub(crate) fn first_deadline<R: Rows>(rows: &R, leases: &Map, tree: u32) -> Result<Option<(u64, u64)>> {
     let prefix = deadlines_prefix(tree);
@@ -357,9 +411,7 @@ pub(crate) fn all<R: Rows>(rows: &R, leases: &Map, tree: u32, now_ms: u64) -> Re
     while let Some((key, row)) = found.next()?
         && let Some(id) = key.strip_prefix(&prefix[..])
     {
-        let id = id.try_into().map(u64::from_be_bytes);
-        let id = id.map_err(|_| duramen_engine::Error::damaged("a lease of a tree has a wrong key"))?;
-        all.push(Stored::decode(&row)?.lease(id, now_ms));
+        all.push(Stored::decode(&row)?.lease(id_of(id)?, now_ms));
     }
     Ok(all)
 }

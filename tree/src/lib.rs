@@ -48,6 +48,8 @@ mod tree;
 
 mod trees;
 
+mod salvage;
+
 pub use commit::{Committed, Done, Operation, TreeCommit};
 pub use condition::{Compare, Condition};
 pub use error::TreeError;
@@ -56,6 +58,7 @@ pub use limits::{CONDITION_DEPTH_MAX, PATH_BYTES_MAX, PATTERN_NAMES_MAX, PAYLOAD
 pub use node::{ChangeKind, Children, Node};
 pub use pattern::Pattern;
 pub use rules::{Projection, Quota, QuotaUse, Trigger};
+pub use salvage::{SavedTrees, salvage};
 pub use selection::Selection;
 pub use tree::Tree;
 pub use trees::{Trees, TreesOptions};

@@ -79,7 +79,7 @@ impl Trigger {
         row
     }
 
-    fn decode(row: &[u8]) -> Result<Trigger> {
+    pub(crate) fn decode(row: &[u8]) -> Result<Trigger> {
         let mut reader = Reader::new(row, "a trigger of a tree");
         let trigger = Trigger {
             kind: match reader.byte()? {
@@ -104,7 +104,7 @@ impl Projection {
         row
     }
 
-    fn decode(row: &[u8]) -> Result<Projection> {
+    pub(crate) fn decode(row: &[u8]) -> Result<Projection> {
         let mut reader = Reader::new(row, "a projection of a tree");
         let projection = Projection {
             pattern: stored_pattern(&mut reader)?,

@@ -64,22 +64,38 @@ pub(crate) struct Tables {
     pub(crate) rules: Map,
 }
 
+/// The names of the maps, in the order in which they are made.
+pub(crate) const NAMES: [&str; 8] = [
+    "tree.trees",
+    "tree.nodes",
+    "tree.changes",
+    "tree.versions",
+    "tree.children",
+    "tree.parents",
+    "tree.leases",
+    "tree.rules",
+];
+
 impl Tables {
     /// Opens the maps. Creates missing maps if the store is writable.
     pub(crate) fn open(store: &Store) -> Result<Tables> {
-        let map = |name: &str| match store.is_read_only() {
-            false => store.reserved_map(name),
-            true => Ok(store.existing_reserved_map(name)?.ok_or(TreeError::NoTrees)?),
-        };
+        Tables::of(|place| match store.is_read_only() {
+            false => store.reserved_map(NAMES[place]),
+            true => Ok(store.existing_reserved_map(NAMES[place])?.ok_or(TreeError::NoTrees)?),
+        })
+    }
+
+    /// Handles of maps that are given by their places in [`NAMES`].
+    pub(crate) fn of(map: impl Fn(usize) -> Result<Map>) -> Result<Tables> {
         Ok(Tables {
-            trees: map("tree.trees")?,
-            nodes: map("tree.nodes")?,
-            changes: map("tree.changes")?,
-            versions: map("tree.versions")?,
-            children: map("tree.children")?,
-            parents: map("tree.parents")?,
-            leases: map("tree.leases")?,
-            rules: map("tree.rules")?,
+            trees: map(0)?,
+            nodes: map(1)?,
+            changes: map(2)?,
+            versions: map(3)?,
+            children: map(4)?,
+            parents: map(5)?,
+            leases: map(6)?,
+            rules: map(7)?,
         })
     }
 
@@ -117,6 +133,13 @@ pub(crate) fn state_key(id: u32) -> [u8; 5] {
 pub(crate) fn mark_key(id: u32) -> [u8; 5] {
     let [_, a, b, c, d] = state_key(id);
     [MARK, a, b, c, d]
+}
+
+/// The tree of the key of a state or a mark, and whether it is that of a mark.
+pub(crate) fn tree_of_state(key: &[u8]) -> Option<(u32, bool)> {
+    let (tag, id) = key.split_first()?;
+    let id = u32::from_be_bytes(id.try_into().ok()?);
+    matches!(*tag, STATE | MARK).then_some((id, *tag == MARK))
 }
 
 /// Key of a node.
@@ -223,6 +246,20 @@ pub(crate) fn child_key(id: u32, parent: Option<&[u8]>, name: &[u8]) -> Vec<u8> 
     key
 }
 
+/// Key of the parent of the key of a child.
+pub(crate) fn parent_of_child(key: &[u8]) -> Result<&[u8]> {
+    let end = match key.get(4) {
+        Some(0) => Some(5),
+        // The path ends with two bytes 0, and another byte 0 in it is followed by 255.
+        Some(1) => (5..key.len())
+            .find(|&at| key[at..].starts_with(&[0, 0]))
+            .map(|at| at + 2),
+        _ => None,
+    };
+    let end = end.ok_or_else(|| duramen_engine::Error::damaged("a child of a node has a wrong key"))?;
+    Ok(&key[..end])
+}
+
 /// Prefix of the keys of the rules of a kind.
 pub(crate) fn rule_prefix(id: u32, tag: u8) -> Vec<u8> {
     tagged(id, tag)
@@ -233,6 +270,11 @@ pub(crate) fn rule_key(id: u32, tag: u8, name: &[u8]) -> Vec<u8> {
     let mut key = tagged(id, tag);
     key.extend_from_slice(name);
     key
+}
+
+/// Prefix of the keys of the conditions while which nodes are kept.
+pub(crate) fn kept_prefix(id: u32) -> Vec<u8> {
+    tagged(id, KEPT)
 }
 
 /// Key of the conditions while which a node is kept.
@@ -381,6 +423,10 @@ mod tests {
             let (low, high) = keepers_below(7, path);
             let below = keeper_key(7, &[path, &b"/b"[..]].concat(), b"x");
             assert!(low <= below && below < high && !(low <= key && key < high));
+            for parent in [None, Some(&path[..])] {
+                let child = child_key(7, parent, b"\0\0x");
+                assert_eq!(parent_of_child(&child).unwrap(), parent_key(7, parent));
+            }
         }
         assert!(keeper_of(b"").is_err());
     }

@@ -14,7 +14,7 @@ use crate::tables::{NAME, NEXT_ID, Tables, mark_key, name_key, state_key};
 use crate::tree::Tree;
 use crate::worker::Worker;
 
-const FIRST_ID: u32 = 1;
+pub(crate) const FIRST_ID: u32 = 1;
 
 /// The trees of a store. Handles are cheap to clone; dropping the last handle of them and of each [`Tree`] ends the background
 /// thread.

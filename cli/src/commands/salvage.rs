@@ -1,5 +1,5 @@
-//! `duramen salvage`: copies the readable content of a damaged store, topics included, into a new store, and lists what
-//! was lost.
+//! `duramen salvage`: copies the readable content of a damaged store, topics and trees included, into a new store, and lists
+//! what was lost.
 //!
 //! It reads everything with system calls, page by page, and skips and notes what is unreadable. It writes the new store
 //! in batches and closes it, which makes it durable, before it reports success or loss.
@@ -7,7 +7,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use duramen::topic::{SavedTopics, salvage};
+use duramen::topic::{self, SavedTopics};
+use duramen::tree::{self, SavedTrees};
 use duramen::{Batch, Durability, Lost, Map, Options, Snapshot, Store};
 use serde_json::json;
 
@@ -28,7 +29,8 @@ Exit code 5 when anything was lost; the new store is whole, and has all the rest
 store is not changed. Topics go on where they were, with their offsets, groups and publishers.
 Messages that were lost are missing between the others, and readers that come to such a gap are
 told so; a group of which something was lost delivers messages again, those too that were
-acknowledged.";
+acknowledged. A tree of which something was lost keeps the nodes that can be read, and no
+earlier revisions.";
 
 /// Maximum number of pairs in a batch, chosen for the same reason as in `load`.
 const BATCH_PAIRS_MAX: usize = 256;
@@ -56,15 +58,18 @@ impl Salvage {
         let mut copying = Copying::into(target);
         let mut maps = snapshot.salvage_maps(&lost)?;
         let topics = copying.copy_topics(&snapshot, &mut maps, &lost)?;
+        // Triggers of trees need their topics.
+        let trees = copying.copy_trees(&snapshot, &mut maps, &lost)?;
         for map in &maps {
             copying.copy(&snapshot, map, &lost)?;
         }
         let pairs = copying.finish()?;
-        let lost = self.all_lost(&store, &lost, &topics);
+        let lost = self.all_lost(&store, &lost, topics.lost.iter().chain(&trees.lost));
         let copied = Copied {
             maps: maps.len() as u64,
             pairs,
             topics,
+            trees,
         };
         self.report(&copied, &lost, output)?;
         Ok(if lost.is_empty() { Exit::Done } else { Exit::Damaged })
@@ -72,7 +77,7 @@ impl Salvage {
 
     /// Lists what was unreadable, and the checker's further findings. Reading alone cannot notice a page that another
     /// page overwrote.
-    fn all_lost(&self, store: &Store, lost: &Lost, topics: &SavedTopics) -> Vec<String> {
+    fn all_lost<'a>(&self, store: &Store, lost: &Lost, of_layers: impl Iterator<Item = &'a String>) -> Vec<String> {
         let mut all = lost.list();
         let problems = match store.check(&mut |_| ()) {
             Ok(report) => report.problems,
@@ -81,12 +86,17 @@ impl Salvage {
         let is_new = |problem: &String| !all.iter().any(|line| problem.contains(line.as_str()));
         let more: Vec<String> = problems.into_iter().filter(is_new).collect();
         all.extend(more);
-        all.extend(topics.lost.iter().cloned());
+        all.extend(of_layers.cloned());
         all
     }
 
     fn report(&self, copied: &Copied, lost: &[String], output: &mut Output) -> Outcome<()> {
-        let Copied { maps, pairs, topics } = copied;
+        let Copied {
+            maps,
+            pairs,
+            topics,
+            trees,
+        } = copied;
         if output.is_json {
             let (from, to) = (&self.store.directory, &self.target);
             return output.json(&json!({
@@ -97,6 +107,8 @@ impl Salvage {
                 "topics": topics.topics,
                 "messages": topics.messages,
                 "groups": topics.groups,
+                "trees": trees.trees,
+                "nodes": trees.nodes,
                 "lost": lost,
             }));
         }
@@ -108,6 +120,13 @@ impl Salvage {
             let (messages, groups) = (counted(topics.messages, "message"), counted(topics.groups, "group"));
             what += &format!(" and {} with {messages} and {groups}", counted(topics.topics, "topic"));
         }
+        if trees.trees > 0 {
+            what += &format!(
+                " and {} with {}",
+                counted(trees.trees, "tree"),
+                counted(trees.nodes, "node")
+            );
+        }
         say(format_args!("copied {what} to {}", self.target.display()));
         Ok(())
     }
@@ -118,6 +137,7 @@ struct Copied {
     maps: u64,
     pairs: u64,
     topics: SavedTopics,
+    trees: SavedTrees,
 }
 
 /// Creates the new store. The directory must be missing or empty.
@@ -154,7 +174,14 @@ impl Copying {
     fn copy_topics(&self, snapshot: &Snapshot, maps: &mut Vec<Map>, lost: &Lost) -> Outcome<SavedTopics> {
         let mut meter = Meter::new("copying", "messages");
         let mut progress = |messages| meter.update(messages, 0);
-        Ok(salvage(snapshot, maps, &self.target, lost, &mut progress)?)
+        Ok(topic::salvage(snapshot, maps, &self.target, lost, &mut progress)?)
+    }
+
+    /// Copies trees, and removes the maps of projections that are made again from `maps`.
+    fn copy_trees(&self, snapshot: &Snapshot, maps: &mut Vec<Map>, lost: &Lost) -> Outcome<SavedTrees> {
+        let mut meter = Meter::new("copying", "nodes");
+        let mut progress = |nodes| meter.update(nodes, 0);
+        Ok(tree::salvage(snapshot, maps, &self.target, lost, &mut progress)?)
     }
 
     fn copy(&mut self, snapshot: &Snapshot, map: &Map, lost: &Lost) -> Outcome<()> {

@@ -11,6 +11,7 @@ mod catalogue;
 mod image;
 mod log;
 mod topics;
+mod trees;
 
 use std::collections::BTreeMap;
 use std::path::Path;

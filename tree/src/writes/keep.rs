@@ -42,6 +42,11 @@ fn decode(row: &[u8]) -> Result<Conditions> {
     Ok(conditions)
 }
 
+/// The conditions while which a node is kept, with the paths that they are about, of their row.
+pub(crate) fn kept_conditions(row: &[u8]) -> Result<Vec<(Vec<u8>, Condition)>> {
+    decode(row)
+}
+
 /// Refuses two paths that do not fit into one key.
 fn check_both(path: &[u8], watched: &[u8]) -> Result<()> {
     check(watched)?;

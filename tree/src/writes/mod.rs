@@ -6,6 +6,8 @@
 mod effects;
 mod keep;
 
+pub(crate) use keep::kept_conditions;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 

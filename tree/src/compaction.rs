@@ -11,7 +11,7 @@ use duramen_engine::Result;
 use crate::limits::COMPACTED_AT_ONCE;
 use crate::node::ChangeRow;
 use crate::read::Rows;
-use crate::tables::{change_key, change_of, mark_key, version_key};
+use crate::tables::{change_key, change_of, mark_key, removed_key, version_key};
 use crate::view::check_revision;
 use crate::writes::TreeWrites;
 
@@ -50,12 +50,13 @@ impl TreeWrites<'_> {
     /// Those of [`duramen_engine::Transaction::delete`].
     pub fn remove_compacted(&mut self) -> Result<bool> {
         let first = self.state.first;
-        if self.state.removed.0 >= first {
+        if self.reading().removed()?.0 >= first {
             return Ok(false);
         }
         let end = self.remove_before(first)?;
-        self.state.removed = end;
-        self.put_state()?;
+        let key = removed_key(self.tree.id);
+        self.tx
+            .put(&self.tree.tables.trees, key, &change_key(0, end.0, end.1)[4..])?;
         Ok(end.0 < first)
     }
 
@@ -73,7 +74,7 @@ impl TreeWrites<'_> {
     /// Removes rows of changes before a revision. Returns the revision and sub of the first that may be left.
     fn remove_before(&mut self, first: u64) -> Result<(u64, u32)> {
         let id = self.tree.id;
-        let (revision, sub) = self.state.removed;
+        let (revision, sub) = self.reading().removed()?;
         let (low, high) = (change_key(id, revision, sub), change_key(id, first, 0));
         let (mut versions, mut seen, mut end) = (Vec::new(), 0, (first, 0));
         let mut rows = self.tx.rows(&self.tree.tables.changes, &low[..]..&high[..])?;

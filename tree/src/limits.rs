@@ -17,7 +17,7 @@ pub const CONDITION_DEPTH_MAX: usize = 32;
 /// Most events of a batch, and most bytes of their rows: a watch holds a batch in memory.
 pub(crate) const BATCH_EVENTS: usize = 1_000;
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
-/// Changes that one commit of a compaction forgets: others may write between two.
-pub(crate) const COMPACTED_AT_ONCE: usize = 1_000;
+/// Changes that one commit of a compaction forgets: other commits wait while the store takes it.
+pub(crate) const COMPACTED_AT_ONCE: usize = 200;
 /// Changes or nodes that a watch or a page examines before it looks whether it should stop.
 pub(crate) const EXAMINED_MAX: usize = 10_000;

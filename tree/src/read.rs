@@ -9,10 +9,10 @@ use duramen_engine::{Cursor, KeyBounds, Map, Result, Snapshot, Transaction, Valu
 use crate::error::TreeError;
 use crate::node::{ChangeRow, Children, Head, Node};
 use crate::path::{SEPARATOR, below};
-use crate::state::State;
+use crate::state::{FIRST_REVISION, State};
 use crate::tables::{
-    Tables, change_key, change_of, child_key, mark_key, node_key, parent_key, state_key, version_key, version_of,
-    versions_prefix,
+    Tables, change_key, change_of, child_key, mark_key, node_key, parent_key, removed_key, state_key, version_key,
+    version_of, versions_prefix,
 };
 
 /// What rows are read from.
@@ -67,7 +67,7 @@ impl<R: Rows> Reading<'_, R> {
         if self.rows.row(&self.tables.trees, &mark_key(self.id))?.is_some() {
             return Ok(state.first);
         }
-        let (revision, sub) = state.removed;
+        let (revision, sub) = self.removed()?;
         let (low, high) = (
             change_key(self.id, revision, sub),
             change_key(self.id, state.revision + 1, 0),
@@ -82,6 +82,15 @@ impl<R: Rows> Reading<'_, R> {
             None => state.revision,
         };
         Ok(kept.min(state.revision).max(state.first))
+    }
+
+    /// Revision and sub of the first change that may still have a row. Those before the first revision are being removed. It has a row
+    /// of its own: so removing them does not conflict with other changes of the tree.
+    pub(crate) fn removed(&self) -> Result<(u64, u32)> {
+        match self.rows.row(&self.tables.trees, &removed_key(self.id))? {
+            Some(row) => change_of(&[&[0; 4], &row[..]].concat()),
+            None => Ok((FIRST_REVISION, 0)),
+        }
     }
 
     /// The current node of a path.
@@ -245,6 +254,78 @@ impl<R: Rows> Reading<'_, R> {
         })?;
         let is_after = |name: &Vec<u8>| after.is_none_or(|after| &name[..] > after);
         Ok(names.into_iter().filter(is_after).take(limit).collect())
+    }
+}
+
+impl<'r, R: Rows> Reading<'r, R> {
+    /// Reads nodes whose paths are asked for in ascending order.
+    pub(crate) fn ascending(&self) -> Result<Ascending<'r, R>> {
+        let Reading {
+            rows,
+            tables,
+            id,
+            revision,
+        } = *self;
+        let walk = match revision {
+            None => Some(rows.rows(&tables.nodes, &id.to_be_bytes()[..]..)?),
+            // What an earlier revision had is in rows of several maps.
+            Some(_) => None,
+        };
+        let reading = Reading {
+            rows,
+            tables,
+            id,
+            revision,
+        };
+        Ok(Ascending {
+            reading,
+            walk,
+            key: Vec::new(),
+            row: None,
+        })
+    }
+}
+
+/// Nodes in ascending order of their paths. Those that stand together are read in one walk, and others are sought.
+pub(crate) struct Ascending<'r, R> {
+    reading: Reading<'r, R>,
+    walk: Option<Cursor<'r>>,
+    /// The row at which the walk is.
+    key: Vec<u8>,
+    row: Option<Value<'r>>,
+}
+
+impl<R: Rows> Ascending<'_, R> {
+    /// The node of a path that is not before the one asked for last.
+    pub(crate) fn node(&mut self, path: &[u8]) -> Result<Option<Node>> {
+        let Some(walk) = &mut self.walk else {
+            return self.reading.node(path);
+        };
+        let wanted = node_key(self.reading.id, path);
+        for must_seek in [self.key.is_empty(), true] {
+            if self.key >= wanted {
+                break;
+            }
+            if must_seek {
+                walk.seek(&wanted)?;
+            }
+            self.row = match walk.next()? {
+                Some((key, row)) => {
+                    self.key.clear();
+                    self.key.extend_from_slice(key);
+                    Some(row)
+                }
+                // Behind all nodes.
+                None => {
+                    self.key = end_of(self.reading.id);
+                    None
+                }
+            };
+        }
+        match &self.row {
+            Some(row) if self.key == wanted => Node::decode(row).map(Some),
+            _ => Ok(None),
+        }
     }
 }
 

@@ -18,9 +18,9 @@ use crate::path::{check, is_within, shown, split};
 use crate::rules::{Projection, QuotaUse, Trigger};
 use crate::state::State;
 use crate::tables::{
-    NAME, NAMES, NEXT_ID, PROJECTION, RULE_TAGS, TRIGGER, Tables, attached_key, change_of, child_key, clock_key,
-    keeper_key, kept_key, kept_prefix, leases_prefix, mark_key, name_key, node_key, parent_of_child, rule_prefix,
-    state_key, tree_of_state,
+    NAME, NAMES, NEXT_ID, PROJECTION, RULE_TAGS, STATE, TRIGGER, Tables, attached_key, change_key, change_of,
+    child_key, clock_key, keeper_key, kept_key, kept_prefix, leases_prefix, mark_key, name_key, node_key,
+    parent_of_child, removed_key, rule_prefix, state_key, tree_of_state,
 };
 use crate::trees::{FIRST_ID, Trees, TreesOptions};
 use crate::writes::kept_conditions;
@@ -128,7 +128,8 @@ struct Saving<'a> {
 struct Found {
     name: Option<String>,
     state: Option<State>,
-    is_marked: bool,
+    /// Its state as it is stored, and the rows beside it.
+    rows: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Saving<'_> {
@@ -144,7 +145,7 @@ impl Saving<'_> {
                 }
             };
             match tree.state {
-                Some(state) if self.is_whole(id)? => self.copy(id, state, tree.is_marked)?,
+                Some(_) if self.is_whole(id)? => self.copy(id, &tree.rows)?,
                 state => {
                     self.remake(id, &name, state)?;
                     self.remade.push((id, name.clone()));
@@ -193,8 +194,13 @@ impl Saving<'_> {
                 }
                 (key, Some(id)) if key == NEXT_ID => next_id = next_id.max(id),
                 (key, _) => match tree_of_state(key) {
-                    Some((id, true)) => found.entry(id).or_default().is_marked = true,
-                    Some((id, false)) => found.entry(id).or_default().state = State::decode(row).ok(),
+                    Some((id, tag)) => {
+                        let found = found.entry(id).or_default();
+                        found.rows.push((key.to_vec(), row.to_vec()));
+                        if tag == STATE {
+                            found.state = State::decode(row).ok();
+                        }
+                    }
                     None => wrong += 1,
                 },
             }
@@ -232,7 +238,7 @@ impl Saving<'_> {
     }
 
     /// Copies a tree as it is.
-    fn copy(&mut self, id: u32, state: State, is_marked: bool) -> Result<()> {
+    fn copy(&mut self, id: u32, beside: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         let (source, target) = (self.source.clone(), self.tables.clone());
         let mut nodes = 0;
         for (place, (from, to)) in source.of_trees().into_iter().zip(target.of_trees()).enumerate() {
@@ -247,11 +253,9 @@ impl Saving<'_> {
             }
         }
         self.saved.nodes += nodes;
-        self.writer.put(&target.trees, &state_key(id), &state.encode())?;
-        if is_marked {
-            self.writer.put(&target.trees, &mark_key(id), b"")?;
-        }
-        Ok(())
+        beside
+            .iter()
+            .try_for_each(|(key, row)| self.writer.put(&target.trees, key, row))
     }
 
     /// Makes a tree of what can be read.
@@ -287,11 +291,12 @@ impl Saving<'_> {
         let state = State {
             revision: first,
             first,
-            removed: (first, 0),
             rules: 0,
             kept,
         };
         self.writer.put(&self.tables.trees, &state_key(id), &state.encode())?;
+        let removed = &change_key(0, first, 0)[4..];
+        self.writer.put(&self.tables.trees, &removed_key(id), removed)?;
         self.writer.put(&self.tables.trees, &mark_key(id), b"")
     }
 

@@ -16,8 +16,6 @@ pub(crate) struct State {
     pub(crate) revision: u64,
     /// The first revision that can be read.
     pub(crate) first: u64,
-    /// Revision and sub of the first change that may still have a row. Those before `first` are being removed.
-    pub(crate) removed: (u64, u32),
     /// A hash of triggers, projections and quotas; 0: there are none.
     pub(crate) rules: u64,
     /// Nodes that are kept while conditions hold.
@@ -28,15 +26,13 @@ impl State {
     pub(crate) const NEW: State = State {
         revision: FIRST_REVISION,
         first: FIRST_REVISION,
-        removed: (FIRST_REVISION, 0),
         rules: 0,
         kept: 0,
     };
 
     pub(crate) fn encode(self) -> Vec<u8> {
         let mut row = Vec::new();
-        let (revision, sub) = self.removed;
-        for number in [self.revision, self.first, revision, sub.into(), self.rules, self.kept] {
+        for number in [self.revision, self.first, self.rules, self.kept] {
             put_number(&mut row, number);
         }
         row
@@ -47,11 +43,6 @@ impl State {
         let state = State {
             revision: reader.number()?,
             first: reader.number()?,
-            removed: {
-                let revision = reader.number()?;
-                let sub = u32::try_from(reader.number()?);
-                (revision, sub.map_err(|_| reader.damaged("has a large sub"))?)
-            },
             rules: reader.number()?,
             kept: reader.number()?,
         };

@@ -5,6 +5,7 @@
 //!            01                               -> id of the next tree, 4 bytes
 //!            02 id                            -> how far a tree has come (see `state`)
 //!            03 id                            -> empty; missing: changes were removed and the state does not say so
+//!            04 id                            -> revision and sub of the first change that may still have a row
 //! nodes      id path                          -> a node (see `node`)
 //! changes    id revision sub                  -> a change, with the node before it (see `change`)
 //! versions   id path' revision                -> sub of the change that replaced or deleted the node of the path
@@ -33,8 +34,9 @@ use crate::error::TreeError;
 /// Tags of the rows of `trees`.
 pub(crate) const NAME: u8 = 0;
 pub(crate) const NEXT_ID: [u8; 1] = [1];
-const STATE: u8 = 2;
+pub(crate) const STATE: u8 = 2;
 const MARK: u8 = 3;
+const REMOVED: u8 = 4;
 
 /// Tags of the rows of `rules`.
 pub(crate) const TRIGGER: u8 = 0;
@@ -135,11 +137,17 @@ pub(crate) fn mark_key(id: u32) -> [u8; 5] {
     [MARK, a, b, c, d]
 }
 
-/// The tree of the key of a state or a mark, and whether it is that of a mark.
-pub(crate) fn tree_of_state(key: &[u8]) -> Option<(u32, bool)> {
+/// Key of the first change that may still have a row.
+pub(crate) fn removed_key(id: u32) -> [u8; 5] {
+    let [_, a, b, c, d] = state_key(id);
+    [REMOVED, a, b, c, d]
+}
+
+/// The tree of the key of a state, or of a row beside it, and the tag.
+pub(crate) fn tree_of_state(key: &[u8]) -> Option<(u32, u8)> {
     let (tag, id) = key.split_first()?;
     let id = u32::from_be_bytes(id.try_into().ok()?);
-    matches!(*tag, STATE | MARK).then_some((id, *tag == MARK))
+    matches!(*tag, STATE | MARK | REMOVED).then_some((id, *tag))
 }
 
 /// Key of a node.

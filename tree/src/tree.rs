@@ -425,13 +425,13 @@ impl Tree {
     /// # Errors
     /// As [`Tree::view`].
     pub fn needs_tending(&self) -> Result<bool> {
-        Ok(self.has_lease_work()? || self.view()?.has_compacted_rows())
+        Ok(self.has_lease_work()? || self.view()?.has_compacted_rows()?)
     }
 
     /// What the background thread does for the tree.
     pub(crate) fn work(&self) -> Result<()> {
         let expired = self.expire();
-        if self.view()?.has_compacted_rows() {
+        if self.view()?.has_compacted_rows()? {
             self.remove_compacted()?;
         }
         expired
@@ -444,9 +444,11 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes the rows of compacted revisions.
+    /// Removes the rows of compacted revisions. No other change writes them, so this needs no turn among the writers.
     fn remove_compacted(&self) -> Result<()> {
-        while self.transact(|tree| tree.remove_compacted())? {}
+        let shared = &self.shared;
+        let remove = |tx: &mut Transaction| TreeWrites::begin(shared, tx)?.remove_compacted();
+        while shared.store.transact(remove)? {}
         Ok(())
     }
 

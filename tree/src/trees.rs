@@ -10,7 +10,7 @@ use crate::limits::TREE_NAME_BYTES_MAX;
 use crate::read::end_of;
 use crate::shared::Shared;
 use crate::state::State;
-use crate::tables::{NAME, NEXT_ID, Tables, mark_key, name_key, state_key};
+use crate::tables::{NAME, NEXT_ID, Tables, mark_key, name_key, removed_key, state_key};
 use crate::tree::Tree;
 use crate::worker::Worker;
 
@@ -210,6 +210,7 @@ impl Open {
         tx.delete(&self.tables.trees, name_key(name))?;
         tx.delete(&self.tables.trees, state_key(id))?;
         tx.delete(&self.tables.trees, mark_key(id))?;
+        tx.delete(&self.tables.trees, removed_key(id))?;
         let (low, high) = (id.to_be_bytes(), end_of(id));
         for map in self.tables.of_trees() {
             tx.delete_range(map, &low[..]..&high[..])?;

@@ -101,8 +101,9 @@ impl TreeView {
     }
 
     /// Whether rows of compacted revisions are left.
-    pub(crate) fn has_compacted_rows(&self) -> bool {
-        self.state.removed.0 < self.state.first
+    pub(crate) fn has_compacted_rows(&self) -> Result<bool> {
+        let (removed, _) = self.tree.reading(&*self.snapshot).removed()?;
+        Ok(removed < self.state.first)
     }
 
     /// The node of a path.
@@ -165,9 +166,10 @@ impl TreeView {
     fn children_of(&self, parent: Option<&[u8]>, after: Option<&[u8]>, limit: usize) -> Result<Vec<Child>> {
         let reading = self.reading();
         let names = reading.child_names(parent, after, limit)?;
+        let mut nodes = reading.ascending()?;
         let children = names.into_iter().map(|name| {
             let path = joined(parent, &name);
-            let node = reading.node(&path)?;
+            let node = nodes.node(&path)?;
             Ok(Child { name, path, node })
         });
         children.collect()

@@ -376,3 +376,34 @@ fn stat_counts_what_a_killed_writer_left_in_the_log() {
     assert_eq!(statistics[0]["maps"][0]["pairs"], 4);
     assert_eq!(scratch.done(&["get", "crashed", "figs"]).text(), "1\n");
 }
+
+#[test]
+fn checkpoints_are_kept_listed_and_dropped() {
+    let scratch = shop();
+    scratch.done(&["checkpoint", "create", "shop", "monday", "--metadata", "offset 7"]);
+    scratch.done(&["put", "shop", "apples", "3", "--map", "stock"]);
+    let made = scratch.done(&["checkpoint", "create", "shop", "tuesday", "--json"]);
+    assert_eq!(made.json()[0]["number"], 2);
+    let listed = scratch.done(&["checkpoint", "list", "shop", "--json"]).json();
+    let names: Vec<_> = listed.iter().map(|line| line["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["monday", "tuesday"]);
+    assert_eq!(listed[0]["metadata"], "offset 7");
+    assert!(listed[0]["bytes_alone"].as_u64().unwrap() > 0);
+    let text = scratch.done(&["checkpoint", "list", "shop"]);
+    assert!(text.text().starts_with("1\tmonday\t"), "{}", text.text());
+    {
+        let store = Store::open(scratch.path("shop")).unwrap();
+        let stock = store.map("stock").unwrap();
+        let monday = store.checkpoints().open("monday").unwrap();
+        assert_eq!(monday.get(&stock, "apples").unwrap().as_deref(), Some(&b"12"[..]));
+    }
+    scratch.done(&["check", "shop"]);
+    let again = scratch.run(&["checkpoint", "create", "shop", "monday"]);
+    assert_eq!(again.code, 2);
+    assert!(again.stderr.contains("drop that one first"), "{}", again.stderr);
+    let dropped = scratch.done(&["checkpoint", "drop", "shop", "--keep-last", "1", "--json"]);
+    assert_eq!(dropped.json()[0]["dropped"], 1);
+    assert_eq!(scratch.run(&["checkpoint", "drop", "shop", "monday"]).code, 1);
+    scratch.done(&["checkpoint", "drop", "shop", "tuesday"]);
+    assert_eq!(scratch.done(&["checkpoint", "list", "shop"]).text(), "");
+}

@@ -51,6 +51,10 @@ const COMMANDS: &[&[&str]] = &[
     &["stat"],
     &["check"],
     &["salvage"],
+    &["checkpoint"],
+    &["checkpoint", "create"],
+    &["checkpoint", "list"],
+    &["checkpoint", "drop"],
     &["copy"],
     &["dump"],
     &["load"],
@@ -86,6 +90,7 @@ duramen groups create shop sales packers --tries 1 --dead-letters sales.dead
 duramen tree put shop web/port 80
 duramen tree put shop web/host example.com
 duramen tree put shop old/host example.org
+duramen checkpoint create shop old
 duramen dump shop > shop.dump
 gzip < shop.dump > shop.dump.gz
 ";
@@ -159,6 +164,7 @@ fn every_visible_command_is_tested_here() {
         &["tree"],
         &["tree", "lease"],
         &["groups"],
+        &["checkpoint"],
         &["config"],
         &["cert"],
         &["token"],

@@ -110,6 +110,8 @@ mod documentation {
     mod topics {}
     #[doc = include_str!("../../docs/guide/groups.md")]
     mod groups {}
+    #[doc = include_str!("../../docs/guide/checkpoints.md")]
+    mod checkpoints {}
     #[doc = include_str!("../../docs/guide/trees.md")]
     mod trees {}
     #[doc = include_str!("../../docs/guide/cookbook.md")]

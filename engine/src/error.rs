@@ -109,6 +109,18 @@ pub enum Reason {
         /// The facts.
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// There is no checkpoint of this name.
+    #[error("there is no checkpoint {name:?}; `Checkpoints::list` has the names")]
+    UnknownCheckpoint {
+        /// The name.
+        name: String,
+    },
+    /// There is a checkpoint of this name.
+    #[error("there is a checkpoint {name:?} already; take another name, or drop that one first")]
+    CheckpointExists {
+        /// The name.
+        name: String,
+    },
     /// A map handle of one store was used with another.
     #[error("{}", foreign(name))]
     ForeignMap {

@@ -1,7 +1,13 @@
 //! Every limit of the engine, each with its reason, and the relations between them as compile-time assertions.
 
 /// Format of the files. Stores of a newer format are refused; see `docs/reference/format.md` for the policy.
-pub(crate) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 3;
+/// Most checkpoints of a store: the register is written whole when one is made or dropped.
+pub(crate) const CHECKPOINTS_MAX: usize = 100_000;
+/// Longest name of a checkpoint in bytes.
+pub(crate) const CHECKPOINT_NAME_BYTES_MAX: usize = 255;
+/// Most metadata of a checkpoint, for the same reason.
+pub(crate) const CHECKPOINT_METADATA_BYTES_MAX: usize = 4 << 10;
 /// The unit of the data file. 4 KiB is the operating system's page on both supported processors and the sweet spot
 /// for random access (Haas and Leis, VLDB 2023).
 pub(crate) const PAGE_BYTES: usize = 4096;

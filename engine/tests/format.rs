@@ -17,9 +17,9 @@ use duramen_engine::{Batch, Durability, Kind, Maintenance, Options, Reason, Stor
 use duramen_io::{OpenMode, SimDisk};
 
 /// The format that this version writes.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// The oldest format that this version reads.
-const OLDEST_FORMAT: u32 = 2;
+const OLDEST_FORMAT: u32 = 3;
 const PAGE_BYTES: usize = 4096;
 /// Pages of a branch, of which the last ones may be empty.
 const BRANCH_PAGES: usize = 4;
@@ -332,9 +332,9 @@ fn newer_format_is_refused_by_name() {
 }
 
 #[test]
-fn older_format_is_refused_by_name_and_left_alone() {
-    for name in ["closed", "killed"] {
-        let copy = copy_of(1, name);
+fn older_formats_are_refused_by_name_and_left_alone() {
+    for (format, name) in (1..OLDEST_FORMAT).flat_map(|format| [(format, "closed"), (format, "killed")]) {
+        let copy = copy_of(format, name);
         let before = files_of(copy.path());
         let salvage = options().salvage(true);
         for options in [options(), options().read_only(true), salvage] {
@@ -342,9 +342,14 @@ fn older_format_is_refused_by_name_and_left_alone() {
             let Reason::OlderFormat { found, supported } = error.reason() else {
                 panic!("{error}");
             };
-            assert_eq!((*found, *supported), (1, FORMAT));
+            assert_eq!((*found, *supported), (format, FORMAT));
             assert_eq!(error.kind(), Kind::FixTheCall);
-            for part in ["format 1", "format 2", "duramen dump", "duramen load"] {
+            let formats = [format, FORMAT].map(|format| format!("format {format}"));
+            for part in formats
+                .iter()
+                .map(String::as_str)
+                .chain(["duramen dump", "duramen load"])
+            {
                 assert!(error.to_string().contains(part), "{error}");
             }
         }

@@ -123,6 +123,9 @@ struct Saving<'a> {
     progress: &'a mut dyn FnMut(u64),
 }
 
+/// Gets a row: its key and value.
+type TakeRow<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
+
 /// What the rows of a tree say of it, as far as they can be read.
 #[derive(Default)]
 struct Found {
@@ -170,7 +173,7 @@ impl Saving<'_> {
     }
 
     /// Passes the rows of a map of the damaged store that begin with a prefix to `take`. Returns whether no page was unreadable.
-    fn rows(&self, map: &Map, prefix: &[u8], take: &mut dyn FnMut(&[u8], &[u8]) -> Result<()>) -> Result<bool> {
+    fn rows(&self, map: &Map, prefix: &[u8], take: &mut TakeRow<'_>) -> Result<bool> {
         let here = Lost::new();
         let mut walk = self.snapshot.salvage_prefix(map, prefix, &here)?;
         while let Some((key, value)) = walk.next()? {

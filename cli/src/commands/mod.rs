@@ -3,6 +3,7 @@
 mod cert;
 mod changes;
 mod check;
+mod checkpoint;
 mod compact;
 mod copy;
 mod dead_letters;
@@ -54,6 +55,7 @@ pub enum Command {
     Stat(stat::Stat),
     Check(check::Check),
     Salvage(salvage::Salvage),
+    Checkpoint(checkpoint::Checkpoint),
     Copy(copy::Copy),
     Dump(dump::Dump),
     Load(load::Load),
@@ -91,6 +93,7 @@ impl Command {
             Command::Stat(stat) => stat.run(output),
             Command::Check(check) => check.run(output),
             Command::Salvage(salvage) => salvage.run(output),
+            Command::Checkpoint(checkpoint) => checkpoint.run(output),
             Command::Copy(copy) => copy.run(output),
             Command::Dump(dump) => dump.run(output),
             Command::Load(load) => load.run(output),

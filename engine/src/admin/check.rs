@@ -1,9 +1,10 @@
 //! The checker: reads everything from the device, page by page, and compares what refers to what.
 //!
 //! It holds the maintenance lock, so that no fold changes the base meanwhile; commits go on. Every page of the data
-//! file must be exactly one of: meta, part of the base, the saved bitmap, retired, loose (referred to by the log or by
-//! a transaction), free.
+//! file must be exactly one of: meta, part of the base, of a checkpoint and not of the base, the saved bitmap, the register
+//! of checkpoints, retired, loose (referred to by the log or by a transaction), free.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crate::api::snapshot::Pinned;
@@ -44,6 +45,18 @@ const NOT_SEEN: &str = "";
 const A_VALUE: &str = "a value";
 
 impl Uses {
+    /// Notes pages of a checkpoint, which it may share with the base and with other checkpoints. Returns whether they are new.
+    fn keep(&mut self, pages: &Range<u32>) -> bool {
+        let places = self.of_page.get_mut(pages.start as usize..pages.end as usize);
+        let places = places.unwrap_or_default();
+        let is_new = places.iter().all(|before| *before == NOT_SEEN);
+        places
+            .iter_mut()
+            .filter(|before| **before == NOT_SEEN)
+            .for_each(|place| *place = "a checkpoint");
+        is_new
+    }
+
     fn mark(&mut self, page: u32, pages: u32, what: &'static str, problems: &mut Vec<String>) {
         for page in page..page + pages {
             match self.of_page.get_mut(page as usize) {
@@ -77,7 +90,8 @@ impl Store {
         core.check_meta(&state.durable, &mut report);
         core.check_region(&mut report);
         let version = core.region.version();
-        let uses = core.check_base(&version, progress, &mut report)?;
+        let mut uses = core.check_base(&version, progress, &mut report)?;
+        core.check_checkpoints(&version, &mut uses, &mut report)?;
         core.check_log(&version, &mut report);
         core.check_space(uses, &state.durable, &mut report)?;
         drop(state);
@@ -159,6 +173,44 @@ impl Core {
         report.problems.append(&mut found);
         report.pages = done;
         Ok(uses)
+    }
+
+    /// Walks the trees of checkpoints, each without what its parent has.
+    fn check_checkpoints(&self, version: &Version, uses: &mut Uses, report: &mut CheckReport) -> Result<()> {
+        let saved = version.register;
+        uses.mark(
+            saved.page,
+            saved.pages,
+            "the register of checkpoints",
+            &mut report.problems,
+        );
+        let register = match self.register(saved) {
+            Ok(register) => register,
+            Err(error) => {
+                report.problems.push(error.to_string());
+                return Ok(());
+            }
+        };
+        let source = self.pages.verified();
+        for kept in &register.all {
+            let than = register.version_of(kept.parent);
+            let walked = btree::walk_newer(source, kept.root, than, &mut |visit| {
+                self.beat();
+                let pages = visit.pages();
+                let is_new = uses.keep(&pages);
+                if let Visit::Extent(extent) = visit
+                    && is_new
+                {
+                    source.extent(extent)?;
+                }
+                report.pages += if is_new { pages.len() as u64 } else { 0 };
+                Ok(())
+            });
+            if let Err(error) = walked {
+                report.problems.push(format!("checkpoint {:?}: {error}", kept.name));
+            }
+        }
+        Ok(())
     }
 
     /// Scans the log files of the live generations, and the values and runs that they refer to.

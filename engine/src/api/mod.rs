@@ -4,6 +4,7 @@
 pub(crate) mod batch;
 pub(crate) mod brake;
 pub(crate) mod changes;
+pub(crate) mod checkpoints;
 pub(crate) mod closing;
 pub(crate) mod future;
 pub(crate) mod map;

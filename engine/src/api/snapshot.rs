@@ -45,18 +45,34 @@ impl Pinned {
         let (pin, view) = unsafe { store.core().pin_limit(limit) }?;
         // SAFETY: as above.
         let view = unsafe { view.unbound() };
+        Ok(Pinned::over(store, pin, view, purpose))
+    }
+
+    /// Pins a checkpoint.
+    fn of_checkpoint(store: &Store, name: &str) -> Result<Pinned> {
+        store.core().running()?;
+        // SAFETY: as in `new`.
+        let (pin, view) = unsafe { store.core().pin_checkpoint(name) }?;
+        // SAFETY: as in `new`.
+        let view = unsafe { view.unbound() };
+        Ok(Pinned::over(store, pin, view, Purpose::Snapshot))
+    }
+
+    /// A view that a pin of its own keeps.
+    #[inline(always)]
+    fn over(store: &Store, pin: Pin, view: View<'static>, purpose: Purpose) -> Pinned {
         let handle = store.lane(pin.index as usize).clone();
         let core = &handle.core;
         describe(core, &pin, purpose);
         let id = core.region.pinned(&pin).id(pin.index);
         let newest_generation = core.entry(view.newest_slot).number.load(Ordering::Relaxed);
-        Ok(Pinned {
+        Pinned {
             view,
             pin,
             id,
             newest_generation,
             handle,
-        })
+        }
     }
 
     /// What the pin keeps.
@@ -152,6 +168,12 @@ impl Snapshot {
     pub(crate) fn new(store: &Store, limit: &AtomicU64) -> Result<Snapshot> {
         Ok(Snapshot {
             pinned: Pinned::new(store, limit, Purpose::Snapshot)?,
+        })
+    }
+
+    pub(crate) fn of_checkpoint(store: &Store, name: &str) -> Result<Snapshot> {
+        Ok(Snapshot {
+            pinned: Pinned::of_checkpoint(store, name)?,
         })
     }
 

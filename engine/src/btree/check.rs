@@ -32,6 +32,14 @@ pub(crate) enum Visit {
 }
 
 impl Visit {
+    /// The version that wrote it.
+    pub(crate) fn birth(self) -> u64 {
+        match self {
+            Visit::Page { birth, .. } => birth,
+            Visit::Extent(extent) => extent.birth,
+        }
+    }
+
     /// The pages that it takes.
     pub(crate) fn pages(self) -> Range<u32> {
         match self {

@@ -144,6 +144,11 @@ impl<'a> Leaf<'a> {
         u16_at(self.bytes, HEADER_BYTES + self.count + 2 * index) as usize
     }
 
+    /// The whole key of a pair.
+    pub(super) fn key(&self, index: usize) -> Vec<u8> {
+        [self.prefix(), self.suffix(index)].concat()
+    }
+
     /// What the key has after the prefix.
     #[inline(always)]
     pub(super) fn suffix(&self, index: usize) -> &'a [u8] {

@@ -19,6 +19,7 @@
 //! the page, whatever its bytes; what one page cannot show (its place in the tree) is checked where it is used and
 //! reported as damage, and [`check_tree`] looks at everything.
 
+mod alone;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod any_page;
 mod branch;
@@ -37,6 +38,8 @@ use std::ops::{Deref, Range};
 use crate::error::{Error, Result};
 use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES};
 
+#[allow(unused_imports)]
+pub(crate) use alone::{Alone, holds_extent, walk_alone};
 #[allow(unused_imports)]
 pub(crate) use check::{Visit, check_tree, count_branches, walk, walk_newer};
 #[allow(unused_imports)]
@@ -225,6 +228,14 @@ pub(crate) trait PageSink {
     fn retire(&mut self, number: u32, pages: u32, birth: u64);
     /// The new tree no longer holds this value.
     fn retire_extent(&mut self, extent: Extent);
+    /// Whether another tree, which is kept, holds a value of a key of the old one: then it is not retired.
+    fn keeps(&self, _extent: Extent, _key: &dyn Fn() -> Vec<u8>) -> Result<bool> {
+        Ok(false)
+    }
+    /// Whether the births of all pages must be looked up that are retired.
+    fn asks_for_births(&self) -> bool {
+        false
+    }
 }
 
 /// Changes in strictly ascending order of their keys.

@@ -96,6 +96,7 @@ impl Core {
             let found = found.ok_or_else(|| Error::damaged(format!("meta page {newest} is not intact any more")))?;
             held.durable = found.newest;
         }
+        self.learn_origin()?;
         Ok(held)
     }
 

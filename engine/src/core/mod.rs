@@ -3,6 +3,7 @@
 pub(crate) mod bell;
 pub(crate) mod beside;
 pub(crate) mod catalog;
+pub(crate) mod kept_roots;
 pub(crate) mod long_value;
 mod maintenance;
 pub(crate) mod pace;
@@ -28,6 +29,7 @@ use crate::checksum::StoreSeeds;
 use crate::core::bell::Bells;
 use crate::core::beside::ExclusiveThread;
 use crate::core::catalog::{Catalog, map_id};
+use crate::core::kept_roots::KeptRoots;
 use crate::core::pace::Pace;
 use crate::core::streams::Streams;
 use crate::core::syncs::Syncs;
@@ -66,6 +68,7 @@ pub(crate) struct Core {
     pub(crate) store_unit: Option<u64>,
     /// State of maintenance in this process; see [`Core::hold_maintenance`].
     maintenance: Mutex<MaintenanceState>,
+    kept_roots: KeptRoots,
     /// Woken when the thread that syncs has something to do.
     pub(crate) work: (Mutex<Work>, Condvar),
     /// Wakers of commit futures, by commit.
@@ -165,6 +168,7 @@ impl Core {
                 history: VecDeque::new(),
                 shrunk_in_vain: None,
             }),
+            kept_roots: KeptRoots::default(),
             settings,
             work: (Mutex::new(Work::default()), Condvar::new()),
             waiting: Mutex::new(Vec::new()),

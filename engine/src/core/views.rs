@@ -1,9 +1,11 @@
 //! Views: what a moment of the store shows, and the pins and locks that keep it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::Core;
 use crate::datafile::pages::MappedPages;
+use crate::datafile::register::{Kept, Register};
 use crate::error::{Error, Reason, Result};
 use crate::log::LogView;
 use crate::read::deleted::Deleted;
@@ -179,6 +181,54 @@ impl Core {
             return Err(error);
         }
         Ok((pin, view))
+    }
+
+    /// Pins a checkpoint of the present register.
+    ///
+    /// # Safety
+    /// As for [`Core::pin_limit`].
+    pub(crate) unsafe fn pin_checkpoint(&self, name: &str) -> Result<(Pin, View<'_>)> {
+        self.own()?;
+        // This pin keeps the register, and all that the checkpoints in it hold, until the checkpoint has one of its own.
+        let (pin, version, _) = self.region.pin(slot_hint(), &self.control().visible.0)?;
+        let pinned = self.pin_kept(&version, name);
+        self.unpin(&pin);
+        let (pin, kept) = pinned?;
+        if self.closed.load(Ordering::SeqCst) {
+            self.unpin(&pin);
+            return Err(Reason::Closed.into());
+        }
+        let kept = Version {
+            number: kept.version,
+            root: kept.root,
+            base_commit: kept.commit,
+            reaches: kept.commit,
+            ..version
+        };
+        let mut view = self.empty_view(&kept, kept.base_commit);
+        if let Err(error) = self.cover_data() {
+            self.unpin(&pin);
+            return Err(error);
+        }
+        view.pages = self.pages.mapped();
+        Ok((pin, view))
+    }
+
+    /// The register of the present.
+    pub(crate) fn present_register(&self) -> Result<Arc<Register>> {
+        self.running()?;
+        self.own()?;
+        let (pin, version, _) = self.region.pin(slot_hint(), &self.control().visible.0)?;
+        let register = self.register(version.register);
+        self.unpin(&pin);
+        register
+    }
+
+    fn pin_kept(&self, version: &Version, name: &str) -> Result<(Pin, Kept)> {
+        let register = self.register(version.register)?;
+        let unknown = || Reason::UnknownCheckpoint { name: name.into() };
+        let kept = register.named(name).ok_or_else(unknown)?.clone();
+        Ok((self.region.pin_again(kept.version, kept.commit)?, kept))
     }
 
     /// Gives a pin back; the last one of a closed store lets others open it.

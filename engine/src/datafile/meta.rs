@@ -37,6 +37,7 @@ use duramen_io::File;
 
 use crate::btree::Root;
 use crate::checksum::checksum_with;
+use crate::datafile::register::SavedRegister;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{FORMAT, LONG_NUMBER_MAX, PAGE_BYTES, SHORT_NUMBER_MAX};
 use crate::planted::{PlantedBug, is_planted, kill_point};
@@ -84,6 +85,8 @@ pub(crate) struct Meta {
     pub(crate) reaches: u64,
     /// Microseconds since the Unix epoch, not before the commit time of any commit in the base.
     pub(crate) time: u64,
+    /// The register of checkpoints.
+    pub(crate) register: SavedRegister,
 }
 
 /// Where the bitmap of used pages is stored.
@@ -124,6 +127,10 @@ impl Meta {
         // Bytes 116 to 120 are zero.
         out[120..128].copy_from_slice(&self.reaches.to_le_bytes());
         out[128..136].copy_from_slice(&self.time.to_le_bytes());
+        let register = [self.register.page, self.register.pages, self.register.checksum];
+        for (place, word) in out[136..].chunks_exact_mut(4).zip(register) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
         let sum = page_checksum(FORMAT, &out);
         out[12..16].copy_from_slice(&sum.to_le_bytes());
         out
@@ -166,6 +173,11 @@ impl Meta {
             next_generation: word(108),
             reaches: long(120),
             time: long(128),
+            register: SavedRegister {
+                page: word(136),
+                pages: word(140),
+                checksum: word(144),
+            },
         };
         if meta.is_possible() {
             Found::Meta(meta)
@@ -377,6 +389,7 @@ mod tests {
             next_generation: 1,
             reaches: 0,
             time: 1_700_000_000_000_000 + sequence,
+            register: SavedRegister::default(),
         }
     }
 

@@ -5,3 +5,4 @@ pub(crate) mod bitmap;
 pub(crate) mod meta;
 pub(crate) mod pages;
 pub(crate) mod promises;
+pub(crate) mod register;

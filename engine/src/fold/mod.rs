@@ -17,6 +17,7 @@
 //! end, that state with some ranges of keys as they are after the last commit that is folded, which is `reaches`:
 //! `durable <= L <= reaches <= synced`.
 
+pub(crate) mod checkpoints;
 pub(crate) mod newest;
 pub(crate) mod page_sink;
 pub(crate) mod parts;
@@ -28,7 +29,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::allocator::{Claim, Retired, Slack};
-use crate::btree::{self, ChangeStream, Extent, MergeOptions, PageSink, PageSource, Root, Stored};
+use crate::btree::{self, ChangeStream, Extent, MergeOptions, PageSource, Root, Stored};
 use crate::core::pins::{Purpose, describe};
 use crate::core::watch::Begun;
 use crate::core::{Core, MaintenanceState};
@@ -373,7 +374,7 @@ impl Core {
         values
             .superseded
             .into_iter()
-            .for_each(|value| sink.retire_extent(value));
+            .for_each(|value| sink.retire_logged(value.page, value.pages(), value.birth));
         sink.adopted.extend(values.surviving);
         let retired = retire_runs(self.source(), runs, &mut sink);
         retired.inspect_err(|_| sink.abandon())?;
@@ -552,7 +553,9 @@ impl Core {
     /// Makes the published base durable, if it is not.
     pub(crate) fn make_durable(&self, state: &mut MaintenanceState) -> Result<()> {
         let version = self.region.version();
-        if version.base_commit == state.durable.base_commit && version.root == state.durable.root {
+        let is_register_durable = version.register == state.durable.register;
+        if version.base_commit == state.durable.base_commit && version.root == state.durable.root && is_register_durable
+        {
             // Only generations without a commit were folded in between, and no reader needs them.
             self.durable_is(version.number);
             return Ok(());
@@ -603,6 +606,7 @@ impl Core {
             next_generation: self.oldest_unfolded(version),
             reaches: version.reaches,
             time: tail.time.load(Ordering::Relaxed).max(old.time),
+            register: version.register,
             ..old
         })
     }

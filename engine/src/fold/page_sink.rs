@@ -7,6 +7,7 @@ use std::ops::Range;
 use crate::allocator::{Claim, Retired, Want};
 use crate::btree::{self, Extent, Link, PageSink};
 use crate::core::Core;
+use crate::core::kept_roots::Origin;
 use crate::error::{Error, Result};
 use crate::limits::{BRANCH_PAGES, PAGE_BYTES};
 
@@ -33,6 +34,8 @@ pub(crate) struct FileSink<'a> {
     /// What the new tree does not hold; its death is the version that will be published.
     pub(crate) retired: Vec<Retired>,
     pub(crate) adopted: Vec<Extent>,
+    /// The checkpoint that the old tree comes from: what it holds is not retired.
+    origin: Option<Origin>,
 }
 
 /// Free pages at hand: the next one, and the end of the run.
@@ -68,6 +71,8 @@ impl<'a> FileSink<'a> {
             taken: Vec::new(),
             retired: Vec::new(),
             adopted: Vec::new(),
+            // Runs are no part of a tree that a checkpoint has.
+            origin: if claim == Claim::Loose { None } else { core.origin() },
         }
     }
 
@@ -245,6 +250,9 @@ impl PageSink for FileSink<'_> {
     }
 
     fn retire(&mut self, number: u32, pages: u32, birth: u64) {
+        if self.origin.is_some_and(|origin| birth <= origin.version) {
+            return;
+        }
         self.retired.push(Retired {
             page: number,
             pages,
@@ -256,5 +264,19 @@ impl PageSink for FileSink<'_> {
 
     fn retire_extent(&mut self, extent: Extent) {
         self.retire_logged(extent.page, extent.pages(), extent.birth);
+    }
+
+    fn keeps(&self, extent: Extent, key: &dyn Fn() -> Vec<u8>) -> Result<bool> {
+        match self.origin {
+            // A value is written before its commit, so one as old as the checkpoint may have come into the tree later.
+            Some(origin) if extent.birth <= origin.version => {
+                btree::holds_extent(self.core.source(), origin.root, &key(), self.core.hash_seed, extent)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn asks_for_births(&self) -> bool {
+        self.origin.is_some()
     }
 }

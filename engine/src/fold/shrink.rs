@@ -43,7 +43,8 @@ impl Core {
         let is_worth_it = surplus > figures.file_pages / WORTH_PARTS && surplus * PAGE_BYTES as u64 > WORTH_BYTES_MIN;
         // Readers may hold what is moved: the file is cut when they end. Until then nothing more is moved, since what
         // they hold is retired. Looking for what to move reads the whole base.
-        let is_possible = figures.retired_pages == 0 && !self.pages.exceeds_memory();
+        // What a checkpoint keeps would be copied, and not moved.
+        let is_possible = figures.retired_pages == 0 && !self.pages.exceeds_memory() && self.origin().is_none();
         let version = self.region.version();
         let seen = (version.root, figures.file_pages);
         if !is_worth_it || !is_possible || self.is_begun() || state.shrunk_in_vain == Some(seen) {

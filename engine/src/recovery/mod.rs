@@ -46,6 +46,7 @@ use crate::core::{Core, StoreLock};
 use crate::datafile::bitmap::Bitmap;
 use crate::datafile::meta::{DATA_FILE, META_PAGES, Meta, MetaPages, SavedBitmap};
 use crate::datafile::pages::Pages;
+use crate::datafile::register::SavedRegister;
 use crate::error::{Error, Kind, Reason, Result, unless_full};
 use crate::index::Index;
 use crate::key::full_key::{CATALOG, FIRST_USER_MAP, FullRange, GUARDED, split};
@@ -476,6 +477,7 @@ fn make_store(platform: &Platform) -> Result<()> {
         next_generation: 1,
         reaches: 0,
         time: 0,
+        register: SavedRegister::default(),
     };
     let sync = || file.sync_data().map_err(doing);
     meta.write(&*file, &sync)?;
@@ -967,7 +969,9 @@ impl<'a> Recovery<'a> {
             base_commit: self.meta.base_commit,
             reaches: self.meta.reaches.max(self.meta.base_commit),
             generations: self.accepted.iter().copied().collect(),
+            register: self.meta.register,
         });
+        core.pass_over(core.learn_origin())?;
         if !core.settings.read_only {
             let began = core.rotate(0, 0)?;
             assert!(began, "a store that was just opened has unused log files");

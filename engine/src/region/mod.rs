@@ -38,6 +38,7 @@ use duramen_io::{
 };
 
 use crate::btree::Root;
+use crate::datafile::register::SavedRegister;
 use crate::error::{Error, Reason, Result};
 use crate::limits::{
     GENERATIONS_MAX, LIVE_GENERATIONS_MAX, LOCK_TIMEOUT, PROCESSES_MAX, REGION_SPAN_BYTES, REGION_SPAN_BYTES_MIN,
@@ -88,12 +89,12 @@ const INDEXES_START: u64 = MEMORY_START + (1 << 20);
 /// The first version a store publishes after it is opened.
 pub(crate) const FIRST_VERSION: u64 = 2;
 /// Words of a published version.
-const VERSION_WORDS: usize = 7 + LIVE_GENERATIONS_MAX;
+const VERSION_WORDS: usize = 9 + LIVE_GENERATIONS_MAX;
 
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
 /// "durashr", and the version of the layout of the region and of what its words mean.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x0d");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x0e");
 
 /// How often, and after which pause, an opening process checks again whether the region is complete.
 const LENGTH_LOOKS_MAX: u32 = 20;
@@ -117,6 +118,8 @@ pub(crate) struct Version {
     pub(crate) reaches: u64,
     /// Slots of the live generations, oldest first; the last one takes commits.
     pub(crate) generations: ArrayVec<u16, LIVE_GENERATIONS_MAX>,
+    /// The register of checkpoints.
+    pub(crate) register: SavedRegister,
 }
 
 impl Version {
@@ -745,7 +748,9 @@ impl Region {
         words[4] = version.reaches;
         words[5] = version.generations.len() as u64;
         words[6] = version.root.checksum as u64;
-        for (word, &slot) in words[7..].iter_mut().zip(&version.generations) {
+        words[7] = version.register.page as u64 | (version.register.pages as u64) << 32;
+        words[8] = version.register.checksum as u64;
+        for (word, &slot) in words[9..].iter_mut().zip(&version.generations) {
             *word = slot as u64;
         }
         for (place, word) in control.versions[next as usize % 2].iter().zip(words) {
@@ -780,7 +785,12 @@ impl Region {
                 pairs: words[2],
                 checksum: words[6] as u32,
             };
-            let generations = words[7..7 + count].iter().map(|&slot| slot as u16).collect();
+            let register = SavedRegister {
+                page: words[7] as u32,
+                pages: (words[7] >> 32) as u32,
+                checksum: words[8] as u32,
+            };
+            let generations = words[9..9 + count].iter().map(|&slot| slot as u16).collect();
             return (
                 Version {
                     number: words[0],
@@ -788,6 +798,7 @@ impl Region {
                     base_commit: words[3],
                     reaches: words[4],
                     generations,
+                    register,
                 },
                 commit,
             );

@@ -165,7 +165,7 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
             let before = self.take_changes(Some(&key))?;
             let replaced = self.changes.key() == Some(&key);
             if replaced || self.is_cut(&key) {
-                self.retire_value(leaf.location(index), replaced);
+                self.retire_value(leaf.location(index), replaced, &|| key.clone())?;
             } else {
                 let (field, value) = leaf.value(index);
                 self.output.push(
@@ -252,13 +252,14 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
     }
 
     /// Retires the extent of a pair that goes, unless the change that replaces it refers to the same one.
-    fn retire_value(&mut self, old: Location, replaced: bool) {
+    fn retire_value(&mut self, old: Location, replaced: bool, key: &dyn Fn() -> Vec<u8>) -> Result<()> {
         if let Location::Extent(extent) = old {
             let kept = replaced && matches!(self.changes.change(), Stored::Extent(new) if new.page == extent.page);
-            if !kept {
+            if !kept && !self.output.sink.keeps(extent, key)? {
                 self.output.sink.retire_extent(extent);
             }
         }
+        Ok(())
     }
 
     fn merge_branch(&mut self, link: Link, level: u8, low: &[u8], high: Option<&[u8]>) -> Result<()> {
@@ -419,10 +420,16 @@ impl<'a, S: PageSource, C: ChangeStream, P: PageSink> Merger<'a, S, C, P> {
             let page = self.source.page(child.page, PAGE_BYTES, || child.checksum)?;
             let leaf = Leaf::open(&page, child.page)?;
             for index in 0..leaf.count() {
-                if let Location::Extent(extent) = leaf.location(index) {
+                let key = || leaf.key(index);
+                if let Location::Extent(extent) = leaf.location(index)
+                    && !self.output.sink.keeps(extent, &key)?
+                {
                     self.output.sink.retire_extent(extent);
                 }
             }
+            self.output.sink.retire(child.page, 1, page::birth(&page));
+        } else if self.output.sink.asks_for_births() {
+            let page = self.source.page(child.page, PAGE_BYTES, || child.checksum)?;
             self.output.sink.retire(child.page, 1, page::birth(&page));
         } else {
             self.output.sink.retire(child.page, 1, 0);

@@ -67,7 +67,7 @@ impl<S: PageSource, C: ChangeStream, P: PageSink> Merger<'_, S, C, P> {
                 done = Overwritten::Some;
             }
             copy[record.value()].copy_from_slice(bytes);
-            self.retire_value(leaf.location(index), true);
+            self.retire_value(leaf.location(index), true, &|| leaf.key(index))?;
             self.changes.advance()?;
         }
         Ok(Overwritten::All)

@@ -1,0 +1,145 @@
+//! Checkpoints: states of the whole store that are kept until they are dropped.
+
+use std::time::{Duration, SystemTime};
+
+use crate::api::snapshot::Snapshot;
+use crate::api::store::Store;
+use crate::datafile::register::Kept;
+use crate::error::Result;
+use crate::limits::PAGE_BYTES;
+
+/// The checkpoints of a store; see [`Store::checkpoints`].
+#[derive(Clone, Copy, Debug)]
+pub struct Checkpoints<'s> {
+    store: &'s Store,
+}
+
+/// A state of the store that is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Checkpoint {
+    /// Its number, which no other checkpoint of the store has had.
+    pub number: u64,
+    /// Its name.
+    pub name: String,
+    /// What the program has stored with it, such as the offset of a source.
+    pub metadata: Vec<u8>,
+    /// The newest commit that it shows.
+    pub commit: u64,
+    /// When it was made.
+    pub created: SystemTime,
+}
+
+impl From<&Kept> for Checkpoint {
+    fn from(kept: &Kept) -> Checkpoint {
+        Checkpoint {
+            number: kept.id,
+            name: kept.name.clone(),
+            metadata: kept.metadata.clone(),
+            commit: kept.commit,
+            created: SystemTime::UNIX_EPOCH + Duration::from_micros(kept.time),
+        }
+    }
+}
+
+impl Store {
+    /// The checkpoints of the store: make, list, open and drop them.
+    ///
+    /// A checkpoint is a state of all maps, topics and trees that stays, through restarts and crashes, until it is dropped. It costs the
+    /// space of what has changed since. (The base is a copy-on-write tree, and a checkpoint is a root of it that is kept.)
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let store = duramen_engine::Store::open(directory.path())?;
+    /// let stock = store.map("stock")?;
+    /// stock.put("apples", "12")?;
+    /// store.checkpoints().create("monday", "offset 7")?;
+    /// stock.put("apples", "3")?;
+    ///
+    /// let monday = store.checkpoints().open("monday")?;
+    /// assert_eq!(monday.get(&stock, "apples")?.as_deref(), Some(&b"12"[..]));
+    /// store.checkpoints().drop("monday")?;
+    /// # Ok::<(), duramen_engine::Error>(())
+    /// ```
+    pub fn checkpoints(&self) -> Checkpoints<'_> {
+        Checkpoints { store: self }
+    }
+}
+
+impl Checkpoints<'_> {
+    /// Keeps the present state under a name of at most 255 bytes. It has every commit that was visible when the call began. When
+    /// the call returns, the checkpoint survives power loss, and so do all these commits. The call folds what is in the log;
+    /// commits go on meanwhile.
+    ///
+    /// `metadata` is of the program, 4 KiB at most.
+    ///
+    /// # Errors
+    /// [`crate::Reason::CheckpointExists`], [`crate::Reason::InvalidArgument`], and those of a fold. After
+    /// [`crate::Reason::Full`] the checkpoint may have been made: [`Checkpoints::get`] tells.
+    pub fn create(&self, name: &str, metadata: impl AsRef<[u8]>) -> Result<Checkpoint> {
+        let core = self.store.core();
+        core.refuse_beside("checkpoints().create", || name.to_string())?;
+        Ok(Checkpoint::from(&core.create_checkpoint(name, metadata.as_ref())?))
+    }
+
+    /// All checkpoints, in the order in which they were made.
+    ///
+    /// # Errors
+    /// Those of a snapshot.
+    pub fn list(&self) -> Result<Vec<Checkpoint>> {
+        let register = self.store.core().present_register()?;
+        Ok(register.all.iter().map(Checkpoint::from).collect())
+    }
+
+    /// A checkpoint; `None`: there is none of this name.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::list`].
+    pub fn get(&self, name: &str) -> Result<Option<Checkpoint>> {
+        let register = self.store.core().present_register()?;
+        Ok(register.named(name).map(Checkpoint::from))
+    }
+
+    /// Opens a checkpoint for reading, as a snapshot. Dropping the checkpoint meanwhile takes nothing from the snapshot; its space
+    /// comes free when both are gone.
+    ///
+    /// # Errors
+    /// [`crate::Reason::UnknownCheckpoint`], and those of a snapshot.
+    pub fn open(&self, name: &str) -> Result<Snapshot> {
+        Snapshot::of_checkpoint(self.store, name)
+    }
+
+    /// Bytes of the data file that only this checkpoint holds: what dropping it sets free. `None`: there is none of this name. The
+    /// call reads the pages that differ from those of the checkpoint before.
+    ///
+    /// # Errors
+    /// Those of a fold.
+    pub fn bytes_alone(&self, name: &str) -> Result<Option<u64>> {
+        let pages = self.store.core().pages_of_checkpoint_alone(name)?;
+        Ok(pages.map(|pages| pages * PAGE_BYTES as u64))
+    }
+
+    /// Drops a checkpoint. Returns whether there was one. The space that only it held can be used again when no snapshot of it is
+    /// open.
+    ///
+    /// # Errors
+    /// Those of a fold.
+    pub fn drop(&self, name: &str) -> Result<bool> {
+        let core = self.store.core();
+        core.refuse_beside("checkpoints().drop", || name.to_string())?;
+        core.drop_checkpoint(name)
+    }
+
+    /// Drops all checkpoints but the newest ones. Returns how many it dropped.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::drop`].
+    pub fn keep_last(&self, count: usize) -> Result<u64> {
+        let all = self.list()?;
+        let mut dropped = 0;
+        for checkpoint in &all[..all.len().saturating_sub(count)] {
+            dropped += u64::from(self.drop(&checkpoint.name)?);
+        }
+        Ok(dropped)
+    }
+}

@@ -1,0 +1,184 @@
+//! Checkpoints: roots of the base that are kept (see decision 28).
+//!
+//! The simple version: making one folds everything, writes a register that names the durable root, and a meta page that refers
+//! to the register. Dropping one retires the pages that no other kept root, and not the base, leads to.
+//!
+//! Why it is right: each tree is written and published under the maintenance lock, and a checkpoint is made under it too. So
+//! every page of the base that is not younger than the checkpoint which it comes from belongs to that one as well, and no page
+//! that is younger does. A fold retires only the latter (`page_sink`). The register and the bitmap of used pages become valid
+//! with one meta page: after a crash there is the checkpoint with all its pages, or neither.
+
+use crate::allocator::{Claim, Retired, Want};
+use crate::btree::{self, Alone, Visit};
+use crate::checksum::checksum_with;
+use crate::core::{Core, MaintenanceState};
+use crate::datafile::register::{Kept, Register, SavedRegister};
+use crate::error::{Error, Reason, Result};
+use crate::fold::NewTree;
+use crate::limits::{CHECKPOINT_METADATA_BYTES_MAX, CHECKPOINT_NAME_BYTES_MAX, CHECKPOINTS_MAX, PAGE_BYTES};
+use crate::planted::kill_point;
+
+impl Core {
+    /// Keeps the present state under a name.
+    pub(crate) fn create_checkpoint(&self, name: &str, metadata: &[u8]) -> Result<Kept> {
+        check_name(name)?;
+        if metadata.len() > CHECKPOINT_METADATA_BYTES_MAX {
+            let cause = format!(
+                "the metadata of a checkpoint has at most {CHECKPOINT_METADATA_BYTES_MAX} bytes, and not {}; store it in a map, which \
+                 the checkpoint has too",
+                metadata.len()
+            );
+            return Err(Reason::InvalidArgument(cause).into());
+        }
+        self.writable()?;
+        let _user = self.enter()?;
+        let mut state = self.hold_maintenance()?;
+        let register = self.register(self.region.version().register)?;
+        if register.named(name).is_some() {
+            return Err(Reason::CheckpointExists { name: name.into() }.into());
+        }
+        if register.all.len() >= CHECKPOINTS_MAX {
+            let cause = format!("a store has at most {CHECKPOINTS_MAX} checkpoints; drop some first");
+            return Err(Reason::InvalidArgument(cause).into());
+        }
+        self.maintain_holding(&mut state)?;
+        // What is folded is durable now, and nothing else is folded while the lock is held.
+        let durable = state.durable;
+        let kept = Kept {
+            id: register.next_id,
+            parent: register.origin,
+            version: durable.version,
+            commit: durable.base_commit,
+            time: self.platform.clock.wall().as_micros() as u64,
+            root: durable.root,
+            name: name.into(),
+            metadata: metadata.to_vec(),
+        };
+        let mut next = Register::clone(&register);
+        next.next_id += 1;
+        next.origin = kept.id;
+        next.all.push(kept.clone());
+        self.change_register(&mut state, &next, Vec::new())?;
+        Ok(kept)
+    }
+
+    /// Drops a checkpoint. Returns whether there was one.
+    pub(crate) fn drop_checkpoint(&self, name: &str) -> Result<bool> {
+        self.writable()?;
+        let _user = self.enter()?;
+        let mut state = self.hold_maintenance()?;
+        self.finish_begun(&mut state)?;
+        let register = self.register(self.region.version().register)?;
+        let Some(kept) = register.named(name) else {
+            return Ok(false);
+        };
+        let mut retired = Vec::new();
+        self.alone(&register, kept, &mut |visit| {
+            let pages = visit.pages();
+            retired.push(Retired {
+                page: pages.start,
+                pages: pages.end - pages.start,
+                birth: visit.birth(),
+                death: u64::MAX,
+                is_logged: matches!(visit, Visit::Extent(_)),
+            });
+            Ok(())
+        })?;
+        self.change_register(&mut state, &register.without(kept.id), retired)?;
+        self.reclaim(&mut state)?;
+        Ok(true)
+    }
+
+    /// Pages that only a checkpoint holds.
+    pub(crate) fn pages_of_checkpoint_alone(&self, name: &str) -> Result<Option<u64>> {
+        let _user = self.enter()?;
+        let mut state = self.hold_maintenance()?;
+        self.finish_begun(&mut state)?;
+        let register = self.register(self.region.version().register)?;
+        let Some(kept) = register.named(name) else {
+            return Ok(None);
+        };
+        let mut count = 0;
+        self.alone(&register, kept, &mut |visit| {
+            count += visit.pages().len() as u64;
+            Ok(())
+        })?;
+        Ok(Some(count))
+    }
+
+    /// Visits what only a checkpoint holds. The caller has the maintenance lock.
+    fn alone(&self, register: &Register, kept: &Kept, visit: &mut dyn FnMut(Visit) -> Result<()>) -> Result<()> {
+        let children = register.all.iter().filter(|other| other.parent == kept.id);
+        let mut children: Vec<_> = children.map(|child| child.root).collect();
+        if register.origin == kept.id {
+            children.push(self.region.version().root);
+        }
+        let parent = register.get(kept.parent);
+        let tree = Alone {
+            source: self.source(),
+            hash_seed: self.hash_seed,
+            parent: parent.map_or_else(Default::default, |parent| (parent.root, parent.version)),
+            children: &children,
+        };
+        btree::walk_alone(&tree, kept.root, &mut |found| {
+            self.beat();
+            visit(found)
+        })
+    }
+
+    /// Writes another register, publishes it, retires what only the one before held, and makes that durable.
+    fn change_register(
+        &self,
+        state: &mut MaintenanceState,
+        register: &Register,
+        mut retired: Vec<Retired>,
+    ) -> Result<()> {
+        let image = register.encode();
+        let want = Want::Piece((image.len() / PAGE_BYTES) as u32);
+        let (page, pages) = self.space.take(Claim::Beyond, want, &self.pages)?;
+        let written = self.data.write_at(&image, u64::from(page) * PAGE_BYTES as u64);
+        if let Err(error) = written {
+            self.space
+                .give_back_run(Claim::Beyond, want, page, pages, &self.pages)?;
+            return Err(Error::io("writing the register of checkpoints", error));
+        }
+        kill_point();
+        let saved = SavedRegister {
+            page,
+            pages,
+            checksum: checksum_with(self.seeds.pages, &image),
+        };
+        let old = self.region.version().register;
+        if old.pages > 0 {
+            // A reader that opens a checkpoint has pinned a version, and reads the register of that version.
+            retired.push(Retired {
+                page: old.page,
+                pages: old.pages,
+                birth: 0,
+                death: u64::MAX,
+                is_logged: false,
+            });
+        }
+        let birth = self.region.version().number + 1;
+        let tree = NewTree {
+            birth,
+            retired: &retired,
+            adopted: &[],
+        };
+        self.publish_tree(state, tree, |next| next.register = saved)?;
+        self.learn_origin()?;
+        kill_point();
+        self.renew_durable(state)
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if (1..=CHECKPOINT_NAME_BYTES_MAX).contains(&name.len()) {
+        return Ok(());
+    }
+    let cause = format!(
+        "a checkpoint has a name of 1 to {CHECKPOINT_NAME_BYTES_MAX} bytes, and not {}",
+        name.len()
+    );
+    Err(Reason::InvalidArgument(cause).into())
+}

@@ -1,0 +1,397 @@
+//! Checkpoints against a model: what each shows stays as it was, whatever is written, folded, dropped, killed or cut off
+//! afterwards; and every page is accounted for.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::channel;
+
+use duramen_engine::{Durability, Maintenance, Map, Options, Reason, Result, Snapshot, Store, TransactionOptions};
+use duramen_io::SimDisk;
+
+/// Changes that a deeper run makes of each seed's history.
+const STEPS: u64 = 160;
+const SEEDS: u64 = 12;
+
+type Content = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn options() -> Options {
+    Options::new()
+        .durability(Durability::Synced)
+        .maintenance(Maintenance::Manual)
+        .overwrite_freed(true)
+        .generation_bytes(64 << 10, 256 << 10)
+}
+
+fn content(snapshot: &Snapshot, map: &Map) -> Content {
+    let mut content = Content::new();
+    let mut pairs = snapshot.range(map, ..).expect("a range");
+    while let Some((key, value)) = pairs.next().expect("a pair") {
+        content.insert(key.to_vec(), value.to_vec());
+    }
+    let counted = snapshot.count(map, ..).expect("a count");
+    assert_eq!(counted, content.len() as u64);
+    content
+}
+
+/// What the store must have.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Model {
+    now: Content,
+    kept: BTreeMap<String, Content>,
+}
+
+/// A change of the store and of the model.
+#[derive(Debug)]
+enum Step {
+    Put(Vec<u8>, Vec<u8>),
+    Many(Vec<(Vec<u8>, Vec<u8>)>),
+    Delete(Vec<u8>),
+    DeleteRange(Vec<u8>, Vec<u8>),
+    Fold,
+    Create(String),
+    Drop(String),
+}
+
+fn key(rng: &mut fastrand::Rng) -> Vec<u8> {
+    format!("key {:04}", rng.u32(..2_000)).into_bytes()
+}
+
+fn value(rng: &mut fastrand::Rng) -> Vec<u8> {
+    let length = match rng.u8(..24) {
+        0 => rng.usize(70_000..200_000),
+        1..=3 => rng.usize(1_201..20_000),
+        _ => rng.usize(..300),
+    };
+    vec![rng.u8(..); length]
+}
+
+impl Step {
+    fn random(rng: &mut fastrand::Rng, number: u64) -> Step {
+        let name = |rng: &mut fastrand::Rng| format!("checkpoint {}", rng.u64(number.saturating_sub(60)..=number));
+        match rng.u8(..30) {
+            0..=9 => Step::Put(key(rng), value(rng)),
+            10..=14 => {
+                let first = rng.u32(..1_900);
+                let count = rng.u32(1..200);
+                let pairs =
+                    (first..first + count).map(|at| (format!("key {at:04}").into_bytes(), vec![rng.u8(..); 90]));
+                Step::Many(pairs.collect())
+            }
+            15..=17 => Step::Delete(key(rng)),
+            18..=19 => {
+                let (a, b) = (key(rng), key(rng));
+                Step::DeleteRange(a.clone().min(b.clone()), a.max(b))
+            }
+            20..=22 => Step::Fold,
+            23..=26 => Step::Create(format!("checkpoint {number}")),
+            _ => Step::Drop(name(rng)),
+        }
+    }
+
+    fn perform(&self, store: &Store, map: &Map) -> Result<()> {
+        let checkpoints = store.checkpoints();
+        match self {
+            Step::Put(key, value) => map.put(key, value),
+            Step::Many(pairs) => store.transact(|tx| pairs.iter().try_for_each(|(key, value)| tx.put(map, key, value))),
+            Step::Delete(key) => map.delete(key),
+            Step::DeleteRange(low, high) => map.delete_range(&low[..]..&high[..]).map(drop),
+            Step::Fold => store.maintain(),
+            Step::Create(name) => checkpoints.create(name, name.to_uppercase()).map(drop),
+            Step::Drop(name) => checkpoints.drop(name).map(drop),
+        }
+    }
+
+    fn apply(&self, model: &mut Model) {
+        match self {
+            Step::Put(key, value) => drop(model.now.insert(key.clone(), value.clone())),
+            Step::Many(pairs) => model.now.extend(pairs.iter().cloned()),
+            Step::Delete(key) => drop(model.now.remove(key)),
+            Step::DeleteRange(low, high) => model.now.retain(|key, _| !(low <= key && key < high)),
+            Step::Fold => {}
+            Step::Create(name) => drop(model.kept.insert(name.clone(), model.now.clone())),
+            Step::Drop(name) => drop(model.kept.remove(name)),
+        }
+    }
+}
+
+/// What a store has.
+fn found(store: &Store, map: &Map) -> Model {
+    let checkpoints = store.checkpoints();
+    let kept = checkpoints.list().expect("a list").into_iter().map(|checkpoint| {
+        assert_eq!(checkpoint.metadata, checkpoint.name.to_uppercase().as_bytes());
+        let opened = checkpoints.open(&checkpoint.name).expect("it is on the list");
+        assert_eq!(opened.commit(), checkpoint.commit);
+        (checkpoint.name, content(&opened, map))
+    });
+    Model {
+        kept: kept.collect(),
+        now: content(&store.snapshot().expect("a snapshot"), map),
+    }
+}
+
+fn assert_sound(store: &Store, seed: u64) {
+    let report = store.check(&mut |_| ()).expect("a check");
+    assert_eq!(report.problems, [""; 0], "seed {seed}");
+}
+
+/// Drops everything: then no page is in use that an empty store would not use.
+fn assert_nothing_is_left(store: &Store, map: &Map, seed: u64) {
+    assert!(store.checkpoints().keep_last(0).is_ok());
+    map.delete_range(..).expect("a deletion");
+    store.maintain().expect("a fold");
+    store.maintain().expect("a fold");
+    assert_sound(store, seed);
+    assert!(map.is_empty().expect("a look"));
+}
+
+#[test]
+fn checkpoints_stay_as_they_were_in_a_random_history() {
+    for seed in 0..SEEDS {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let disk = SimDisk::new(seed);
+        let store = options().open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        let mut model = Model::default();
+        // Snapshots of checkpoints that may be dropped meanwhile.
+        let mut opened: Vec<(Snapshot, Content)> = Vec::new();
+        for number in 0..STEPS {
+            let step = Step::random(&mut rng, number);
+            step.perform(&store, &map)
+                .unwrap_or_else(|error| panic!("seed {seed}, {step:?}: {error}"));
+            step.apply(&mut model);
+            if rng.u8(..12) == 0
+                && let Some((name, kept)) = model.kept.iter().next_back()
+            {
+                opened.push((store.checkpoints().open(name).expect("it is there"), kept.clone()));
+            }
+            if rng.u8(..8) == 0 && !opened.is_empty() {
+                let (snapshot, kept) = opened.swap_remove(rng.usize(..opened.len()));
+                assert!(content(&snapshot, &map) == kept, "seed {seed}, step {number}");
+            }
+            if number % 20 == 19 {
+                assert!(found(&store, &map) == model, "seed {seed}, step {number}");
+                assert_sound(&store, seed);
+            }
+        }
+        for (snapshot, kept) in opened {
+            assert!(content(&snapshot, &map) == kept, "seed {seed}");
+        }
+        assert_nothing_is_left(&store, &map, seed);
+    }
+}
+
+#[test]
+fn checkpoints_survive_kills_and_power_cuts_at_any_call() {
+    for seed in 0..SEEDS {
+        let mut rng = fastrand::Rng::with_seed(1_000 + seed);
+        let mut disk = SimDisk::new(seed);
+        let mut model = Model::default();
+        let mut number = 0;
+        for _ in 0..10 {
+            let store = options().open_on(disk.platform()).expect("a store");
+            let map = store.map("map").expect("a map");
+            assert_sound(&store, seed);
+            disk.stop_after(rng.u64(1..400));
+            let failed = loop {
+                number += 1;
+                let step = Step::random(&mut rng, number);
+                match step.perform(&store, &map) {
+                    Ok(()) => step.apply(&mut model),
+                    Err(_) => break step,
+                }
+                if number % 200 == 0 {
+                    break Step::Fold;
+                }
+            };
+            drop((map, store));
+            disk = match rng.bool() {
+                true => disk.power_cut(rng.u64(..)),
+                false => disk.kill(),
+            };
+            let store = options().open_on(disk.platform()).expect("a store");
+            let map = store.map("map").expect("a map");
+            let found = found(&store, &map);
+            let mut after = model.clone();
+            failed.apply(&mut after);
+            // What was not acknowledged may be there or not.
+            assert!(found == model || found == after, "seed {seed}, {failed:?}");
+            model = found;
+            assert_sound(&store, seed);
+        }
+        let store = options().open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        assert!(found(&store, &map) == model, "seed {seed}");
+        assert_nothing_is_left(&store, &map, seed);
+    }
+}
+
+#[test]
+fn another_process_sees_checkpoints_and_can_drop_them() {
+    let disk = SimDisk::new(1);
+    let (one, other) = (
+        options().open_on(disk.platform()).expect("a store"),
+        options().open_on(disk.platform()).expect("a store"),
+    );
+    let map = one.map("map").expect("a map");
+    let theirs = other.map("map").expect("a map");
+    map.put("key", "first").expect("a put");
+    one.checkpoints().create("first", "").expect("room");
+    theirs.put("key", "second").expect("a put");
+    other.maintain().expect("a fold");
+    let opened = other.checkpoints().open("first").expect("the other process made it");
+    assert_eq!(
+        opened.get(&theirs, "key").expect("a get").as_deref(),
+        Some(&b"first"[..])
+    );
+    assert!(one.checkpoints().drop("first").expect("a drop"));
+    assert_eq!(other.checkpoints().list().expect("a list"), []);
+    assert!(matches!(
+        other.checkpoints().open("first").expect_err("it is gone").reason(),
+        Reason::UnknownCheckpoint { .. }
+    ));
+    (0..200u32).for_each(|number| theirs.put(number.to_be_bytes(), [7; 900]).expect("a put"));
+    other.maintain().expect("a fold");
+    assert_eq!(
+        opened.get(&theirs, "key").expect("a get").as_deref(),
+        Some(&b"first"[..])
+    );
+    drop(opened);
+    other.maintain().expect("a fold");
+    assert_sound(&one, 1);
+}
+
+#[test]
+fn a_process_that_dies_in_the_middle_leaves_the_others_a_checkpoint_or_none() {
+    let (mut calls, mut died_with) = (0, [0; 3]);
+    loop {
+        calls += 1;
+        let disk = SimDisk::new(calls);
+        let store = options().open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        let fill = |with: u8| (0..80u32).for_each(|at| map.put(at.to_be_bytes(), [with; 200]).expect("a put"));
+        fill(1);
+        store.checkpoints().create("old", "OLD").expect("room");
+        let old = content(&store.snapshot().expect("a snapshot"), &map);
+        fill(2);
+        store.maintain().expect("a fold");
+        let now = content(&store.snapshot().expect("a snapshot"), &map);
+        let (sender, ended) = channel();
+        let dies = sender.clone();
+        let platform = disk.platform_of_one_who_dies(calls, move || dies.send(true).expect("a test waits"));
+        std::thread::spawn(move || {
+            let mortal = options().open_on(platform).expect("the store is there");
+            mortal.checkpoints().create("new", "NEW").expect("room");
+            mortal.checkpoints().drop("old").expect("a drop");
+            sender.send(false).expect("a test waits");
+        });
+        if !ended.recv().expect("it dies or comes to its end") {
+            break;
+        }
+        let found = found(&store, &map);
+        assert!(found.now == now, "{calls} calls");
+        for (name, kept) in &found.kept {
+            assert!(
+                *kept == if name == "old" { old.clone() } else { now.clone() },
+                "{calls} calls"
+            );
+        }
+        died_with[found.kept.len()] += 1;
+        fill(3);
+        store.maintain().expect("a fold");
+        assert_sound(&store, calls);
+        store.checkpoints().create("later", "LATER").expect("room");
+        let disk = disk.kill();
+        let store = options().open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        assert!(store.checkpoints().get("later").expect("a look").is_some());
+        assert_nothing_is_left(&store, &map, calls);
+    }
+    // It died before the new one was made, between the two, and after the old one was dropped or before the first.
+    assert!(died_with[1] > 10 && died_with[2] > 0, "{died_with:?}");
+}
+
+#[test]
+fn long_values_of_transactions_that_span_a_checkpoint_are_kept_and_freed_as_they_must() {
+    let store = options().open_on(SimDisk::new(4).platform()).expect("a store");
+    let map = store.map("map").expect("a map");
+    let checkpoints = store.checkpoints();
+    // The value is written before the first checkpoint is made, and comes into the store after it.
+    let mut tx = store.begin(TransactionOptions::default()).expect("a transaction");
+    tx.put(&map, "key", vec![1; 200_000]).expect("room");
+    checkpoints.create("before", "BEFORE").expect("room");
+    tx.commit().expect("no conflict");
+    checkpoints.create("with", "WITH").expect("room");
+    map.put("key", "short").expect("a put");
+    store.maintain().expect("a fold");
+    assert_sound(&store, 4);
+    let opened = checkpoints.open("with").expect("it is there");
+    assert_eq!(
+        opened.get(&map, "key").expect("a get").map(|value| value.len()),
+        Some(200_000)
+    );
+    let alone = checkpoints.bytes_alone("with").expect("a walk").expect("it is there");
+    assert!(alone > 200_000, "{alone}");
+    drop(opened);
+    assert!(checkpoints.drop("with").expect("a drop"));
+    assert_sound(&store, 4);
+    // Without a checkpoint that has it, such a value is free once it is replaced.
+    let mut tx = store.begin(TransactionOptions::default()).expect("a transaction");
+    tx.put(&map, "key", vec![2; 200_000]).expect("room");
+    checkpoints.create("another", "ANOTHER").expect("room");
+    tx.commit().expect("no conflict");
+    store.maintain().expect("a fold");
+    map.delete("key").expect("a deletion");
+    store.maintain().expect("a fold");
+    assert_sound(&store, 4);
+    assert_nothing_is_left(&store, &map, 4);
+}
+
+#[test]
+fn space_of_a_checkpoint_is_what_has_changed_since_and_comes_back() {
+    let disk = SimDisk::new(2);
+    let store = options().open_on(disk.platform()).expect("a store");
+    let map = store.map("map").expect("a map");
+    let put = |range: std::ops::Range<u32>, with: u8| {
+        range.for_each(|number| map.put(number.to_be_bytes(), [with; 200]).expect("a put"));
+        store.maintain().expect("a fold");
+    };
+    put(0..2_000, 1);
+    let checkpoints = store.checkpoints();
+    let first = checkpoints.create("first", "").expect("room");
+    assert_eq!(first.number, 1);
+    assert_eq!(checkpoints.bytes_alone("first").expect("a walk"), Some(0));
+    put(0..500, 2);
+    let alone = checkpoints.bytes_alone("first").expect("a walk").expect("it is there");
+    assert!((100 << 10..200 << 10).contains(&alone), "{alone}");
+    let second = checkpoints.create("second", "offset 7").expect("room");
+    assert_eq!((second.number, &second.metadata[..]), (2, &b"offset 7"[..]));
+    assert_eq!(checkpoints.bytes_alone("second").expect("a walk"), Some(0));
+    // What both hold is held alone by none, and by the second one when the first is gone.
+    put(1_000..1_500, 3);
+    assert_eq!(checkpoints.bytes_alone("first").expect("a walk"), Some(alone));
+    let of_second = checkpoints.bytes_alone("second").expect("a walk").expect("it is there");
+    assert!(checkpoints.drop("first").expect("a drop"));
+    assert!(!checkpoints.drop("first").expect("a drop"));
+    let then = checkpoints.bytes_alone("second").expect("a walk").expect("it is there");
+    assert!(then > of_second + (100 << 10), "{of_second} {then}");
+    assert_eq!(checkpoints.bytes_alone("first").expect("a walk"), None);
+    assert_sound(&store, 2);
+    // A name can be used again, a number is not.
+    assert_eq!(checkpoints.create("first", "").expect("room").number, 3);
+    assert_eq!(checkpoints.keep_last(1).expect("drops"), 1);
+    assert_nothing_is_left(&store, &map, 2);
+}
+
+#[test]
+fn what_cannot_be_made_is_refused() {
+    let store = options().open_on(SimDisk::new(3).platform()).expect("a store");
+    let checkpoints = store.checkpoints();
+    checkpoints.create("one", "").expect("room");
+    let refused = |name: &str, metadata: &[u8]| checkpoints.create(name, metadata).expect_err("it cannot be made");
+    assert!(matches!(refused("one", b"").reason(), Reason::CheckpointExists { .. }));
+    for (name, metadata) in [("", &b""[..]), (&"n".repeat(256), b""), ("two", &[0; 4_097])] {
+        assert!(matches!(refused(name, metadata).reason(), Reason::InvalidArgument(_)));
+    }
+    assert_eq!(checkpoints.list().expect("a list").len(), 1);
+    assert!(checkpoints.open("two").is_err());
+    assert_eq!(checkpoints.get("two").expect("a look"), None);
+}

@@ -398,6 +398,34 @@ fn checkpoints_are_kept_listed_and_dropped() {
         assert_eq!(monday.get(&stock, "apples").unwrap().as_deref(), Some(&b"12"[..]));
     }
     scratch.done(&["check", "shop"]);
+    let shown = scratch
+        .done(&["checkpoint", "show", "shop", "tuesday", "--json"])
+        .json();
+    assert_eq!(shown, listed[1..]);
+    assert_eq!(scratch.run(&["checkpoint", "show", "shop", "friday"]).code, 1);
+    scratch.done(&["put", "shop", "figs", "1", "--map", "stock"]);
+    scratch.done(&["delete", "shop", "plums", "--map", "stock"]);
+    scratch.done(&["checkpoint", "create", "shop", "friday"]);
+    let difference = scratch.done(&["checkpoint", "diff", "shop", "monday", "friday"]);
+    let lines = [
+        "-\tstock\tapples\t12",
+        "+\tstock\tapples\t3",
+        "+\tstock\tfigs\t1",
+        "-\tstock\tplums\t30",
+    ];
+    assert_eq!(difference.text().lines().collect::<Vec<_>>(), lines);
+    let difference = scratch
+        .done(&["checkpoint", "diff", "shop", "monday", "friday", "--json"])
+        .json();
+    assert_eq!(
+        (&difference[0]["old"], &difference[0]["new"]),
+        (&"12".into(), &"3".into())
+    );
+    assert!(difference[1]["old"].is_null() && difference[2]["new"].is_null());
+    let keys = scratch.done(&["checkpoint", "diff", "shop", "tuesday", "friday", "--keys-only"]);
+    assert_eq!(keys.text(), "+\tstock\tfigs\n-\tstock\tplums\n");
+    assert_eq!(scratch.run(&["checkpoint", "diff", "shop", "monday", "never"]).code, 2);
+    scratch.done(&["checkpoint", "drop", "shop", "friday"]);
     let again = scratch.run(&["checkpoint", "create", "shop", "monday"]);
     assert_eq!(again.code, 2);
     assert!(again.stderr.contains("drop that one first"), "{}", again.stderr);

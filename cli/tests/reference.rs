@@ -58,6 +58,8 @@ const COMMANDS: &[&str] = &[
     "checkpoint",
     "checkpoint create",
     "checkpoint list",
+    "checkpoint show",
+    "checkpoint diff",
     "checkpoint drop",
     "copy",
     "dump",

@@ -70,7 +70,7 @@ pub use api::batch::Batch;
 #[doc(hidden)]
 pub use api::brake::{BRAKES_MAX, Brake, BrakeStatistics, HeldBack};
 pub use api::changes::{Change, Changes, ChangesFrom, CommitChanges};
-pub use api::checkpoints::{Checkpoint, Checkpoints};
+pub use api::checkpoints::{Checkpoint, Checkpoints, Difference};
 pub use api::closing::CloseFuture;
 pub use api::future::CommitFuture;
 pub use api::map::{Map, Maps};

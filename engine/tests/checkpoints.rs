@@ -1,10 +1,12 @@
 //! Checkpoints against a model: what each shows stays as it was, whatever is written, folded, dropped, killed or cut off
 //! afterwards; and every page is accounted for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::channel;
 
-use duramen_engine::{Durability, Maintenance, Map, Options, Reason, Result, Snapshot, Store, TransactionOptions};
+use duramen_engine::{
+    Difference, Durability, Maintenance, Map, Options, Reason, Result, Snapshot, Store, TransactionOptions, Value,
+};
 use duramen_io::SimDisk;
 
 /// Changes that a deeper run makes of each seed's history.
@@ -128,6 +130,35 @@ fn found(store: &Store, map: &Map) -> Model {
     }
 }
 
+/// The pairs of the map that differ between two checkpoints.
+fn difference(store: &Store, from: &str, to: &str) -> Vec<(Vec<u8>, Option<Vec<u8>>, Option<Vec<u8>>)> {
+    let mut all = Vec::new();
+    let collect = |pair: Difference<'_>| {
+        assert_eq!(pair.map, "map");
+        let value = |value: Option<Value<'_>>| value.map(|value| value.to_vec());
+        all.push((pair.key.to_vec(), value(pair.old), value(pair.new)));
+        Ok(true)
+    };
+    store.checkpoints().diff(from, to, collect).expect("both are there");
+    all
+}
+
+/// Compares two checkpoints in both directions, and one with itself.
+fn assert_differs_as(store: &Store, model: &Model, rng: &mut fastrand::Rng) {
+    let names: Vec<&String> = model.kept.keys().collect();
+    if names.is_empty() {
+        return;
+    }
+    let (from, to) = (names[rng.usize(..names.len())], names[rng.usize(..names.len())]);
+    let (old, new) = (&model.kept[from], &model.kept[to]);
+    let keys: BTreeSet<_> = old.keys().chain(new.keys()).collect();
+    let pairs = keys
+        .into_iter()
+        .map(|key| (key.clone(), old.get(key).cloned(), new.get(key).cloned()));
+    let expected: Vec<_> = pairs.filter(|(_, old, new)| old != new).collect();
+    assert!(difference(store, from, to) == expected, "from {from} to {to}");
+}
+
 fn assert_sound(store: &Store, seed: u64) {
     let report = store.check(&mut |_| ()).expect("a check");
     assert_eq!(report.problems, [""; 0], "seed {seed}");
@@ -169,6 +200,7 @@ fn checkpoints_stay_as_they_were_in_a_random_history() {
             }
             if number % 20 == 19 {
                 assert!(found(&store, &map) == model, "seed {seed}, step {number}");
+                assert_differs_as(&store, &model, &mut rng);
                 assert_sound(&store, seed);
             }
         }
@@ -379,6 +411,106 @@ fn space_of_a_checkpoint_is_what_has_changed_since_and_comes_back() {
     assert_eq!(checkpoints.create("first", "").expect("room").number, 3);
     assert_eq!(checkpoints.keep_last(1).expect("drops"), 1);
     assert_nothing_is_left(&store, &map, 2);
+}
+
+/// Trees of three levels, and of other heights, share pages of each level.
+#[test]
+fn trees_of_different_heights_are_told_apart() {
+    const PAIRS: u32 = 45_000;
+    let disk = SimDisk::new(6);
+    let store = options()
+        .generation_bytes(1 << 20, 8 << 20)
+        .open_on(disk.platform())
+        .expect("a store");
+    let map = store.map("map").expect("a map");
+    let (mut rng, mut model) = (fastrand::Rng::with_seed(6), Model::default());
+    let perform = |step: Step, model: &mut Model| {
+        step.perform(&store, &map)
+            .unwrap_or_else(|error| panic!("{step:?}: {error}"));
+        step.apply(model);
+    };
+    let pair = |at: u32, with: u8| (format!("key {at:06}").into_bytes(), vec![with; 100]);
+    let key = |at: u32| format!("key {at:06}").into_bytes();
+    perform(Step::Many((0..PAIRS).map(|at| pair(at, 0)).collect()), &mut model);
+    perform(Step::Create("all".into()), &mut model);
+    perform(
+        Step::Many((0..200).map(|_| pair(rng.u32(..PAIRS), 1)).collect()),
+        &mut model,
+    );
+    perform(Step::Create("scattered".into()), &mut model);
+    perform(Step::DeleteRange(key(300), key(PAIRS - 300)), &mut model);
+    perform(Step::Create("few".into()), &mut model);
+    perform(
+        Step::Many((0..PAIRS / 2).map(|at| pair(at * 2, 2)).collect()),
+        &mut model,
+    );
+    perform(Step::Create("grown".into()), &mut model);
+    perform(Step::DeleteRange(Vec::new(), key(PAIRS)), &mut model);
+    perform(Step::Create("none".into()), &mut model);
+    assert!(found(&store, &map) == model);
+    for _ in 0..60 {
+        assert_differs_as(&store, &model, &mut rng);
+    }
+    let alone = |name: &str| {
+        store
+            .checkpoints()
+            .bytes_alone(name)
+            .expect("a walk")
+            .expect("it is there")
+    };
+    // Of two hundred pairs that were changed, each took a leaf and the branches above, and not more.
+    assert!(
+        (100 << 12..2_000 << 12).contains(&alone("scattered")),
+        "{}",
+        alone("scattered")
+    );
+    for name in ["scattered", "all", "grown", "none", "few"] {
+        perform(Step::Drop(name.into()), &mut model);
+        assert_sound(&store, 6);
+        assert!(found(&store, &map) == model, "without {name}");
+    }
+    assert_nothing_is_left(&store, &map, 6);
+}
+
+#[test]
+fn maps_that_were_made_renamed_and_dropped_are_named_in_a_difference() {
+    let store = options().open_on(SimDisk::new(5).platform()).expect("a store");
+    for name in ["dropped", "renamed", "same"] {
+        store.map(name).expect("a map").put("key", name).expect("a put");
+    }
+    let checkpoints = store.checkpoints();
+    checkpoints.create("first", "").expect("room");
+    store.maps().drop("dropped").expect("it is there");
+    store.maps().rename("renamed", "other").expect("it is there");
+    store.map("other").expect("a map").put("key", "changed").expect("a put");
+    store.map("made").expect("a map").put("key", "made").expect("a put");
+    store
+        .reserved_map("of a layer")
+        .expect("a map")
+        .put("key", "hidden")
+        .expect("a put");
+    checkpoints.create("second", "").expect("room");
+    let mut seen = Vec::new();
+    let see = |pair: Difference<'_>| {
+        seen.push(format!(
+            "{} {:?} {:?}",
+            pair.map,
+            pair.old.is_some(),
+            pair.new.is_some()
+        ));
+        Ok(true)
+    };
+    checkpoints.diff("first", "second", see).expect("both are there");
+    assert_eq!(seen, ["dropped true false", "other true true", "made false true"]);
+    // A visitor ends it, and a checkpoint that is missing is an error.
+    let mut count = 0;
+    let stop = |_: Difference<'_>| {
+        count += 1;
+        Ok(false)
+    };
+    checkpoints.diff("first", "second", stop).expect("both are there");
+    assert_eq!(count, 1);
+    assert!(checkpoints.diff("first", "third", |_| Ok(true)).is_err());
 }
 
 #[test]

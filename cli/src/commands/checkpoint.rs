@@ -1,15 +1,16 @@
 //! `duramen checkpoint`: keeps states of a store by name, lists them, and drops them.
 
+use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
-use duramen::{Checkpoint as Kept, Store};
+use duramen::{Checkpoint as Kept, Difference, Store};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::opening::StoreArguments;
+use crate::opening::{NotationArguments, StoreArguments};
 use crate::output::{Output, say};
-use crate::text::{bytes, counted};
+use crate::text::{Notation, bytes, counted};
 
 const EXAMPLES: &str = r"Examples:
   Keep the state of a store before a change, and see what it costs afterwards:
@@ -30,6 +31,19 @@ const LIST_EXAMPLES: &str = r"Examples:
   Number, name, commit, age, the space that only this one holds, and metadata, oldest first:
     $ duramen checkpoint list shop
     $ duramen checkpoint list shop --json";
+
+const SHOW_EXAMPLES: &str = r"Examples:
+  What a checkpoint is, and the space that only it holds:
+    $ duramen checkpoint show shop old
+    $ duramen checkpoint show shop old --json";
+
+const DIFF_EXAMPLES: &str = r"Examples:
+  The pairs of maps that differ between two checkpoints:
+    $ duramen checkpoint create shop new && duramen checkpoint diff shop old new
+    $ duramen checkpoint diff shop old old --keys-only --json
+
+Each line begins with - for what was there before, or + for what is there afterwards, and then has
+the map, the key and the value.";
 
 const DROP_EXAMPLES: &str = r"Examples:
   Drop one, or all but the newest three:
@@ -63,6 +77,29 @@ enum Action {
         #[command(flatten)]
         store: StoreArguments,
     },
+    /// Show a checkpoint
+    #[command(after_help = SHOW_EXAMPLES)]
+    Show {
+        #[command(flatten)]
+        store: StoreArguments,
+        /// Its name
+        name: String,
+    },
+    /// Show the pairs that differ between two checkpoints
+    #[command(after_help = DIFF_EXAMPLES)]
+    Diff {
+        #[command(flatten)]
+        store: StoreArguments,
+        /// The name of the first one
+        from: String,
+        /// The name of the second one
+        to: String,
+        /// Leave the values out
+        #[arg(long)]
+        keys_only: bool,
+        #[command(flatten)]
+        notation: NotationArguments,
+    },
     /// Drop a checkpoint, or old ones
     #[command(after_help = DROP_EXAMPLES)]
     Drop {
@@ -88,15 +125,35 @@ impl Checkpoint {
                     say(format_args!("checkpoint {:?} shows commit {}", made.name, made.commit));
                 }
             }
-            Action::List { store } => list(&store.open_to_write()?, output)?,
+            Action::List { store } => {
+                let store = store.open_to_write()?;
+                show(&store, store.checkpoints().list()?, output)?;
+            }
+            Action::Show { store, name } => {
+                let store = store.open_to_write()?;
+                let checkpoint = store.checkpoints().get(&name)?.ok_or_else(|| missing(&name))?;
+                show(&store, vec![checkpoint], output)?;
+            }
+            Action::Diff {
+                store,
+                from,
+                to,
+                keys_only,
+                notation,
+            } => {
+                let mut printing = Ok(());
+                let notation = notation.notation();
+                store.open_to_write()?.checkpoints().diff(&from, &to, |pair| {
+                    printing = print(&pair, notation, keys_only, output);
+                    Ok(printing.is_ok())
+                })?;
+                printing?;
+            }
             Action::Drop { store, name, keep_last } => {
                 let store = store.open_to_write()?;
                 let dropped = match (&name, keep_last) {
                     (Some(name), _) if store.checkpoints().drop(name)? => 1,
-                    (Some(name), _) => {
-                        let failure = Failure::new(Exit::NotFound, format!("there is no checkpoint {name:?}"));
-                        return Err(failure.hint("see `duramen checkpoint list`"));
-                    }
+                    (Some(name), _) => return Err(missing(name)),
                     (None, count) => store.checkpoints().keep_last(count.unwrap_or(0))?,
                 };
                 if output.is_json {
@@ -121,10 +178,41 @@ fn shown(checkpoint: &Kept) -> Value {
     })
 }
 
-fn list(store: &Store, output: &mut Output) -> Outcome<()> {
+fn missing(name: &str) -> Failure {
+    Failure::new(Exit::NotFound, format!("there is no checkpoint {name:?}")).hint("see `duramen checkpoint list`")
+}
+
+/// Prints the two sides of a pair that differs.
+fn print(pair: &Difference<'_>, notation: Notation, keys_only: bool, output: &mut Output) -> Outcome<()> {
+    let sides = [("-", &pair.old), ("+", &pair.new)];
+    if output.is_json {
+        let mut line = json!({"map": pair.map, "key": notation.show(pair.key)});
+        for ((_, value), name) in sides.into_iter().zip(["old", "new"]) {
+            line[name] = match value {
+                Some(_) if keys_only => json!(true),
+                Some(value) => json!(notation.show(value)),
+                None => Value::Null,
+            };
+        }
+        return output.json(&line);
+    }
+    for (sign, value) in sides {
+        let Some(value) = value else { continue };
+        write!(output, "{sign}\t{}\t", pair.map)?;
+        notation.write(output, pair.key)?;
+        if !keys_only {
+            output.write_all(b"\t")?;
+            notation.write(output, value)?;
+        }
+        output.write_all(b"\n")?;
+    }
+    Ok(())
+}
+
+fn show(store: &Store, all: Vec<Kept>, output: &mut Output) -> Outcome<()> {
     let checkpoints = store.checkpoints();
     let mut rows = Vec::new();
-    for checkpoint in checkpoints.list()? {
+    for checkpoint in all {
         // Another process may have dropped it meanwhile.
         let Some(alone) = checkpoints.bytes_alone(&checkpoint.name)? else {
             continue;

@@ -185,14 +185,8 @@ impl Core {
         let written = self.write_tree(self.source(), &base_only, claim, progress);
         let (root, mut sink) = written?;
         // Before the new tree counts: what cannot be walked cannot be retired.
-        let origin = self.origin();
-        let tree = btree::Alone {
-            source: self.source(),
-            hash_seed: self.hash_seed,
-            parent: origin.map_or_else(Default::default, |origin| (origin.root, origin.version)),
-            children: &[],
-        };
-        let walked = btree::walk_alone(&tree, version.root, &mut |visit| {
+        let kept: Vec<_> = self.origin().map(|origin| origin.root).into_iter().collect();
+        let walked = btree::walk_alone(self.source(), version.root, &kept, self.hash_seed, &mut |visit| {
             match visit {
                 btree::Visit::Page {
                     number, pages, birth, ..

@@ -1,12 +1,19 @@
 //! Checkpoints: states of the whole store that are kept until they are dropped.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use crate::api::snapshot::Snapshot;
 use crate::api::store::Store;
+use crate::btree::differing_keys;
+use crate::core::catalog::map_id;
 use crate::datafile::register::Kept;
 use crate::error::Result;
+use crate::key::full_key::{CATALOG, FullKey, FullRange, split};
 use crate::limits::PAGE_BYTES;
+use crate::map_name::is_reserved;
+use crate::read::value::Value;
+use crate::read::write_set::OwnWrites;
 
 /// The checkpoints of a store; see [`Store::checkpoints`].
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +47,35 @@ impl From<&Kept> for Checkpoint {
             created: SystemTime::UNIX_EPOCH + Duration::from_micros(kept.time),
         }
     }
+}
+
+/// A pair that differs between two checkpoints.
+#[derive(Debug)]
+pub struct Difference<'a> {
+    /// The name of its map, in the later checkpoint if the map is there.
+    pub map: &'a str,
+    /// Its key.
+    pub key: &'a [u8],
+    /// The value before; `None`: there was no pair.
+    pub old: Option<Value<'a>>,
+    /// The value afterwards; `None`: the pair was deleted.
+    pub new: Option<Value<'a>>,
+}
+
+/// The names of the maps in a snapshot, by their ids.
+fn names_of(snapshot: &Snapshot) -> Result<BTreeMap<u32, String>> {
+    let mut names = BTreeMap::new();
+    let mut scan = snapshot.pinned().scan(OwnWrites::default(), FullRange::map(CATALOG));
+    while let Some((key, id)) = scan.next_pair()? {
+        let (_, name) = split(key);
+        names.insert(map_id(&id)?, String::from_utf8_lossy(name).into_owned());
+    }
+    Ok(names)
+}
+
+fn value_of<'s>(snapshot: &'s Snapshot, full_key: &FullKey) -> Result<Option<Value<'s>>> {
+    snapshot.pinned().alive()?;
+    snapshot.pinned().view().get(full_key)
 }
 
 impl Store {
@@ -107,6 +143,49 @@ impl Checkpoints<'_> {
     /// [`crate::Reason::UnknownCheckpoint`], and those of a snapshot.
     pub fn open(&self, name: &str) -> Result<Snapshot> {
         Snapshot::of_checkpoint(self.store, name)
+    }
+
+    /// Shows the pairs of maps that differ between two checkpoints, in the order of maps and keys, until `visit` returns `false`. The
+    /// work is in proportion to what has changed, however large the store is. Pairs of topics and trees are left out.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let store = duramen_engine::Store::open(directory.path())?;
+    /// let (stock, checkpoints) = (store.map("stock")?, store.checkpoints());
+    /// stock.put("apples", "12")?;
+    /// checkpoints.create("monday", "")?;
+    /// stock.put("apples", "3")?;
+    /// checkpoints.create("tuesday", "")?;
+    /// checkpoints.diff("monday", "tuesday", |pair| {
+    ///     assert_eq!((pair.map, pair.key), ("stock", &b"apples"[..]));
+    ///     assert_eq!(pair.old.as_deref(), Some(&b"12"[..]));
+    ///     assert_eq!(pair.new.as_deref(), Some(&b"3"[..]));
+    ///     Ok(true)
+    /// })?;
+    /// # Ok::<(), duramen_engine::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Checkpoints::open`], those of reading, and what `visit` returns.
+    pub fn diff(&self, from: &str, to: &str, mut visit: impl FnMut(Difference<'_>) -> Result<bool>) -> Result<()> {
+        let (from, to) = (self.open(from)?, self.open(to)?);
+        let mut names = names_of(&from)?;
+        // A map that was renamed has its newer name.
+        names.extend(names_of(&to)?);
+        let roots = [&from, &to].map(|snapshot| snapshot.pinned().view().root);
+        differing_keys(self.store.core().source(), roots, &mut |full_key| {
+            let (map, key) = split(full_key);
+            let Some(name) = names.get(&map).filter(|name| !is_reserved(name)) else {
+                return Ok(true);
+            };
+            let full_key = FullKey::new(map, key)?;
+            visit(Difference {
+                map: name,
+                key,
+                old: value_of(&from, &full_key)?,
+                new: value_of(&to, &full_key)?,
+            })
+        })
     }
 
     /// Bytes of the data file that only this checkpoint holds: what dropping it sets free. `None`: there is none of this name. The

@@ -1,7 +1,15 @@
-//! Which pages of a tree belong to no other tree that is kept.
+//! Which pages of a tree belong to no other tree that is kept, and which pairs differ between two trees.
 //!
 //! Trees share pages, because a merge takes over what it does not change. A page of one tree belongs to another one exactly when
-//! the other tree leads to it: by a key in it, at its level. Every key of a page leads to that page in each tree that has it.
+//! the other tree has it at that level, somewhere in the range of keys of the page. So a walk down one tree looks, for each branch, at
+//! the branches of the others for these keys, and passes by every child that they have too. The work is in proportion to
+//! what is not shared, however large the trees are.
+//!
+//! A key that is in a page which the other tree does not have is, if the other tree has it, in a page which the first one does not
+//! have: otherwise the key would lead both trees to that page. So the pairs that differ are among those of such pages.
+
+use std::cmp::Ordering;
+use std::collections::HashSet;
 
 use crate::checksum::key_hash;
 use crate::error::Result;
@@ -10,9 +18,9 @@ use crate::limits::{BRANCH_BYTES, BRANCH_PAGES, PAGE_BYTES};
 use super::branch::Branch;
 use super::check::Visit;
 use super::cursor::check_height;
-use super::find::{find, page_at};
+use super::find::find;
 use super::leaf::Leaf;
-use super::{Extent, Link, Location, PageSource, Root, page};
+use super::{Extent, Link, Location, PageSource, Root, Stored, page};
 
 /// Whether a key of a tree has this value in pages of its own.
 pub(crate) fn holds_extent<S: PageSource>(
@@ -26,91 +34,239 @@ pub(crate) fn holds_extent<S: PageSource>(
     Ok(found.is_some_and(|found| matches!(found.value, Location::Extent(other) if other.page == extent.page)))
 }
 
-/// A tree among others.
-pub(crate) struct Alone<'a, S> {
-    pub(crate) source: S,
-    pub(crate) hash_seed: u64,
-    /// The tree that it comes from, and its version: pages that are not younger belong to that one too.
-    pub(crate) parent: (Root, u64),
-    /// The trees that come from it.
-    pub(crate) children: &'a [Root],
-}
-
-/// Visits the pages and values of a tree that neither its parent nor its children have.
+/// Visits the pages and values of a tree that no other one has.
 pub(crate) fn walk_alone<S: PageSource>(
-    tree: &Alone<'_, S>,
+    source: S,
     root: Root,
+    others: &[Root],
+    hash_seed: u64,
     visit: &mut dyn FnMut(Visit) -> Result<()>,
 ) -> Result<()> {
-    check_height(root)?;
-    match root.height {
-        0 => Ok(()),
-        height => tree.walk(root.link(), height - 1, visit),
+    let mut pages = Unshared::new(source, root, others)?;
+    while let Some((node, page)) = pages.next()? {
+        visit(Visit::Page {
+            number: node.link.page,
+            pages: if node.level == 0 { 1 } else { BRANCH_PAGES },
+            level: node.level,
+            birth: page::birth(&page),
+        })?;
+        if node.level > 0 {
+            continue;
+        }
+        let leaf = Leaf::open(&page, node.link.page)?;
+        for index in 0..leaf.count() {
+            let Location::Extent(extent) = leaf.location(index) else {
+                continue;
+            };
+            let key = leaf.key(index);
+            let mut is_shared = false;
+            for other in others {
+                is_shared |= holds_extent(source, *other, &key, hash_seed, extent)?;
+            }
+            if !is_shared {
+                visit(Visit::Extent(extent))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Calls `visit`, in order, with the keys whose values differ between two trees, until it returns `false`.
+pub(crate) fn differing_keys<S: PageSource>(
+    source: S,
+    [from, to]: [Root; 2],
+    visit: &mut dyn FnMut(&[u8]) -> Result<bool>,
+) -> Result<()> {
+    let (of_from, of_to) = ([from], [to]);
+    let mut old = UnsharedPairs::new(source, from, &of_to)?;
+    let mut new = UnsharedPairs::new(source, to, &of_from)?;
+    loop {
+        let order = match (&old.page, &new.page) {
+            (None, None) => return Ok(()),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(_), Some(_)) => old.key.cmp(&new.key),
+        };
+        let is_equal = order == Ordering::Equal && old.stored()? == new.stored()?;
+        let key = if order == Ordering::Greater { &new.key } else { &old.key };
+        if !is_equal && !visit(key)? {
+            return Ok(());
+        }
+        if order != Ordering::Greater {
+            old.advance()?;
+        }
+        if order != Ordering::Less {
+            new.advance()?;
+        }
     }
 }
 
-impl<S: PageSource> Alone<'_, S> {
-    fn walk(&self, link: Link, level: u8, visit: &mut dyn FnMut(Visit) -> Result<()>) -> Result<()> {
-        let number = link.page;
-        let (bytes, pages) = if level == 0 {
-            (PAGE_BYTES, 1)
-        } else {
-            (BRANCH_BYTES, BRANCH_PAGES)
+/// A page with the keys that lead to it: from the first up to and without the second; `None`: to the end.
+struct Node {
+    link: Link,
+    level: u8,
+    low: Vec<u8>,
+    high: Option<Vec<u8>>,
+}
+
+/// The pages of a tree that other trees do not have, in order: each branch before what is below it.
+struct Unshared<'a, S> {
+    source: S,
+    others: &'a [Root],
+    /// What comes next is last.
+    waiting: Vec<Node>,
+}
+
+impl<'a, S: PageSource> Unshared<'a, S> {
+    fn new(source: S, root: Root, others: &'a [Root]) -> Result<Unshared<'a, S>> {
+        check_height(root)?;
+        let mut pages = Unshared {
+            source,
+            others,
+            waiting: Vec::new(),
         };
-        let page = self.source.page(number, bytes, || link.checksum)?;
-        let birth = page::birth(&page);
-        if birth <= self.parent.1 {
-            return Ok(());
-        }
-        let key = self.first_key(link, level)?;
-        for child in self.children {
-            if page_at(self.source, *child, level, &key)? == Some(number) {
-                return Ok(());
+        if let Some(level) = root.height.checked_sub(1) {
+            let node = Node {
+                link: root.link(),
+                level,
+                low: Vec::new(),
+                high: None,
+            };
+            if !pages.shared(level, &node)?.contains(&root.page) {
+                pages.waiting.push(node);
             }
         }
-        visit(Visit::Page {
-            number,
-            pages,
-            level,
-            birth,
-        })?;
-        if level > 0 {
-            let branch = Branch::open(&page, number, level)?;
-            return (0..branch.count()).try_for_each(|index| self.walk(branch.link(index), level - 1, visit));
-        }
-        let leaf = Leaf::open(&page, number)?;
-        for index in 0..leaf.count() {
-            if let Location::Extent(extent) = leaf.location(index)
-                && !self.is_shared(extent, &leaf.key(index))?
+        Ok(pages)
+    }
+
+    fn next(&mut self) -> Result<Option<(Node, S::Page)>> {
+        let Some(node) = self.waiting.pop() else {
+            return Ok(None);
+        };
+        let bytes = if node.level == 0 { PAGE_BYTES } else { BRANCH_BYTES };
+        let page = self.source.page(node.link.page, bytes, || node.link.checksum)?;
+        if node.level > 0 {
+            let branch = Branch::open(&page, node.link.page, node.level)?;
+            let shared = self.shared(node.level - 1, &node)?;
+            let separator = |child: usize| {
+                let mut key = Vec::new();
+                branch.append_separator(child, &mut key);
+                key
+            };
+            for index in (0..branch.count())
+                .rev()
+                .filter(|&index| !shared.contains(&branch.page(index)))
             {
-                visit(Visit::Extent(extent))?;
+                self.waiting.push(Node {
+                    link: branch.link(index),
+                    level: node.level - 1,
+                    low: if index == 0 { node.low.clone() } else { separator(index) },
+                    high: if index + 1 == branch.count() {
+                        node.high.clone()
+                    } else {
+                        Some(separator(index + 1))
+                    },
+                });
+            }
+        }
+        Ok(Some((node, page)))
+    }
+
+    /// The pages of a level that the other trees have for the keys of a node.
+    fn shared(&self, level: u8, node: &Node) -> Result<HashSet<u32>> {
+        let mut pages = HashSet::new();
+        for other in self.others {
+            check_height(*other)?;
+            match other.height.checked_sub(1) {
+                Some(at) if at == level => drop(pages.insert(other.page)),
+                Some(at) if at > level => self.collect(other.link(), at, level, node, &mut pages)?,
+                // The tree is not so high.
+                _ => {}
+            }
+        }
+        Ok(pages)
+    }
+
+    fn collect(&self, link: Link, at: u8, level: u8, node: &Node, pages: &mut HashSet<u32>) -> Result<()> {
+        let page = self.source.page(link.page, BRANCH_BYTES, || link.checksum)?;
+        let branch = Branch::open(&page, link.page, at)?;
+        let first = branch.route(&node.low);
+        let mut separator = Vec::new();
+        for index in first..branch.count() {
+            // The first child has the first key, whatever stands before it.
+            if index > first {
+                separator.clear();
+                branch.append_separator(index, &mut separator);
+                if node.high.as_ref().is_some_and(|high| separator >= *high) {
+                    break;
+                }
+            }
+            match at - 1 == level {
+                true => drop(pages.insert(branch.page(index))),
+                false => self.collect(branch.link(index), at - 1, level, node, pages)?,
             }
         }
         Ok(())
     }
+}
 
-    /// A value is written before its commit. So a value that is older than the parent may have come into the tree later.
-    fn is_shared(&self, extent: Extent, key: &[u8]) -> Result<bool> {
-        let holds = |root: Root| holds_extent(self.source, root, key, self.hash_seed, extent);
-        if extent.birth <= self.parent.1 && holds(self.parent.0)? {
-            return Ok(true);
-        }
-        for child in self.children {
-            if holds(*child)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+/// The pairs of these pages, in order.
+struct UnsharedPairs<'a, S: PageSource> {
+    pages: Unshared<'a, S>,
+    /// The leaf at hand and its number; `None`: there are no more pairs.
+    page: Option<(S::Page, u32)>,
+    index: usize,
+    key: Vec<u8>,
+}
+
+impl<'a, S: PageSource> UnsharedPairs<'a, S> {
+    fn new(source: S, root: Root, others: &'a [Root]) -> Result<UnsharedPairs<'a, S>> {
+        let mut pairs = UnsharedPairs {
+            pages: Unshared::new(source, root, others)?,
+            page: None,
+            index: 0,
+            key: Vec::new(),
+        };
+        pairs.find()?;
+        Ok(pairs)
     }
 
-    /// The first key below a page.
-    fn first_key(&self, mut link: Link, mut level: u8) -> Result<Vec<u8>> {
-        while level > 0 {
-            let page = self.source.page(link.page, BRANCH_BYTES, || link.checksum)?;
-            link = Branch::open(&page, link.page, level)?.link(0);
-            level -= 1;
+    fn advance(&mut self) -> Result<()> {
+        self.index += 1;
+        self.find()
+    }
+
+    /// Goes to the pair of the index, or to the first one of the next leaf.
+    fn find(&mut self) -> Result<()> {
+        loop {
+            if let Some((page, number)) = &self.page {
+                let leaf = Leaf::open(page, *number)?;
+                if self.index < leaf.count() {
+                    self.key.clear();
+                    self.key.extend_from_slice(leaf.prefix());
+                    self.key.extend_from_slice(leaf.suffix(self.index));
+                    return Ok(());
+                }
+            }
+            self.index = 0;
+            self.page = loop {
+                match self.pages.next()? {
+                    Some((node, page)) if node.level == 0 => break Some((page, node.link.page)),
+                    Some(_) => {}
+                    None => break None,
+                }
+            };
+            if self.page.is_none() {
+                return Ok(());
+            }
         }
-        let page = self.source.page(link.page, PAGE_BYTES, || link.checksum)?;
-        Ok(Leaf::open(&page, link.page)?.key(0))
+    }
+
+    fn stored(&self) -> Result<Option<Stored<'_>>> {
+        let Some((page, number)) = &self.page else {
+            return Ok(None);
+        };
+        let location = Leaf::open(page, *number)?.location(self.index);
+        Ok(Some(location.stored(page)))
     }
 }

@@ -49,22 +49,6 @@ pub(crate) fn leaf_of<S: PageSource>(source: S, root: Root, full_key: &[u8]) -> 
     Ok(descend(source, root, full_key)?.map(|(number, ..)| number))
 }
 
-/// The page of a level to which `full_key` leads. `None`: the tree is not so high.
-pub(super) fn page_at<S: PageSource>(source: S, root: Root, level: u8, full_key: &[u8]) -> Result<Option<u32>> {
-    if level >= root.height {
-        return Ok(None);
-    }
-    let (mut number, mut above) = (root.page, None);
-    for at in (level + 1..root.height).rev() {
-        let page = source.page(number, BRANCH_BYTES, || checksum_below(&above, root))?;
-        let branch = Branch::open(&page, number, at)?;
-        let child = branch.route(full_key);
-        number = branch.page(child);
-        above = Some((page, child));
-    }
-    Ok(Some(number))
-}
-
 /// A branch, and a child of it.
 pub(super) type Above<P> = Option<(P, usize)>;
 

@@ -9,7 +9,7 @@
 //! with one meta page: after a crash there is the checkpoint with all its pages, or neither.
 
 use crate::allocator::{Claim, Retired, Want};
-use crate::btree::{self, Alone, Visit};
+use crate::btree::{self, Visit};
 use crate::checksum::checksum_with;
 use crate::core::{Core, MaintenanceState};
 use crate::datafile::register::{Kept, Register, SavedRegister};
@@ -108,19 +108,15 @@ impl Core {
 
     /// Visits what only a checkpoint holds. The caller has the maintenance lock.
     fn alone(&self, register: &Register, kept: &Kept, visit: &mut dyn FnMut(Visit) -> Result<()>) -> Result<()> {
-        let children = register.all.iter().filter(|other| other.parent == kept.id);
-        let mut children: Vec<_> = children.map(|child| child.root).collect();
+        let relatives = register
+            .all
+            .iter()
+            .filter(|other| other.parent == kept.id || other.id == kept.parent);
+        let mut others: Vec<_> = relatives.map(|other| other.root).collect();
         if register.origin == kept.id {
-            children.push(self.region.version().root);
+            others.push(self.region.version().root);
         }
-        let parent = register.get(kept.parent);
-        let tree = Alone {
-            source: self.source(),
-            hash_seed: self.hash_seed,
-            parent: parent.map_or_else(Default::default, |parent| (parent.root, parent.version)),
-            children: &children,
-        };
-        btree::walk_alone(&tree, kept.root, &mut |found| {
+        btree::walk_alone(self.source(), kept.root, &others, self.hash_seed, &mut |found| {
             self.beat();
             visit(found)
         })

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::channel;
 
 use duramen_engine::{
-    Difference, Durability, Maintenance, Map, Options, Reason, Result, Snapshot, Store, TransactionOptions, Value,
+    Difference, Durability, Kind, Lost, Maintenance, Map, Options, Reason, Result, Snapshot, Store, TransactionOptions,
+    Value,
 };
 use duramen_io::SimDisk;
 
@@ -511,6 +512,79 @@ fn maps_that_were_made_renamed_and_dropped_are_named_in_a_difference() {
     checkpoints.diff("first", "second", stop).expect("both are there");
     assert_eq!(count, 1);
     assert!(checkpoints.diff("first", "third", |_| Ok(true)).is_err());
+}
+
+#[test]
+fn a_full_disk_refuses_a_checkpoint_and_lets_old_ones_be_dropped() {
+    for seed in 0..10 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let disk = SimDisk::new(seed);
+        let store = options().open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        let mut model = Model::default();
+        disk.set_capacity(Some(disk.allocated_bytes() + rng.u64(1..3) * (1 << 20)));
+        let mut refused = 0;
+        for number in 0..400 {
+            let step = match Step::random(&mut rng, number) {
+                Step::Drop(_) => Step::Fold,
+                step => step,
+            };
+            match step.perform(&store, &map) {
+                Ok(()) => step.apply(&mut model),
+                Err(error) => {
+                    assert_eq!(error.kind(), Kind::MakeSpace, "seed {seed}, {step:?}: {error}");
+                    refused += 1;
+                    if let Step::Create(name) = &step
+                        && store.checkpoints().get(name).expect("a look").is_some()
+                    {
+                        // It was published, and the meta page for it found no room.
+                        step.apply(&mut model);
+                    }
+                }
+            }
+        }
+        let kept = model.kept.len();
+        assert!(refused > 10 && kept > 2, "seed {seed}: {refused}, {kept}");
+        assert!(found(&store, &map) == model, "seed {seed}");
+        assert_sound(&store, seed);
+        for name in model.kept.clone().into_keys() {
+            let dropped = store.checkpoints().drop(&name);
+            assert!(dropped.unwrap_or_else(|error| panic!("seed {seed}, {name}: {error}")));
+            model.kept.remove(&name);
+        }
+        assert!(found(&store, &map) == model, "seed {seed}");
+        map.put("key", vec![1; 10_000]).expect("there is room again");
+        assert_nothing_is_left(&store, &map, seed);
+    }
+}
+
+#[test]
+fn a_register_that_rots_is_damage_and_the_present_can_be_saved() {
+    let disk = SimDisk::new(7);
+    let store = options().open_on(disk.platform()).expect("a store");
+    store.map("map").expect("a map").put("key", "value").expect("a put");
+    let name = "a name that is nowhere else";
+    store.checkpoints().create(name, "").expect("room");
+    store.close().expect("a sync");
+    let data = disk.read_raw("data");
+    let place = data.windows(name.len()).position(|bytes| bytes == name.as_bytes());
+    disk.write_raw("data", place.expect("it is there") as u64, b"A");
+    let error = options().open_on(disk.platform()).expect_err("it rots");
+    assert_eq!(error.kind(), Kind::Damaged);
+    assert!(error.to_string().contains("register of checkpoints"), "{error}");
+    let saved = options()
+        .salvage(true)
+        .open_on(disk.platform())
+        .expect("it can be read");
+    let map = saved.maps().get("map").expect("a look").expect("it is there");
+    assert_eq!(map.get("key").expect("a get").as_deref(), Some(&b"value"[..]));
+    let lost = Lost::new();
+    saved
+        .snapshot()
+        .expect("a snapshot")
+        .salvage_maps(&lost)
+        .expect("a list");
+    assert!(lost.list().iter().any(|line| line.contains("register of checkpoints")));
 }
 
 #[test]

@@ -8,6 +8,8 @@
 //! that is younger does. A fold retires only the latter (`page_sink`). The register and the bitmap of used pages become valid
 //! with one meta page: after a crash there is the checkpoint with all its pages, or neither.
 
+use std::sync::atomic::Ordering;
+
 use crate::allocator::{Claim, Retired, Want};
 use crate::btree::{self, Visit};
 use crate::checksum::checksum_with;
@@ -41,9 +43,16 @@ impl Core {
             let cause = format!("a store has at most {CHECKPOINTS_MAX} checkpoints; drop some first");
             return Err(Reason::InvalidArgument(cause).into());
         }
+        // Relaxed: what the caller has committed is visible to it.
+        let visible = self.control().visible.0.load(Ordering::Relaxed);
         self.maintain_holding(&mut state)?;
         // What is folded is durable now, and nothing else is folded while the lock is held.
         let durable = state.durable;
+        if durable.base_commit < visible || self.is_begun() {
+            let cause = "not all of the log could be folded; drop old snapshots and transactions, and try again".into();
+            let what = "a checkpoint";
+            return Err(Reason::NoRoom { what, cause }.into());
+        }
         let kept = Kept {
             id: register.next_id,
             parent: register.origin,
@@ -58,7 +67,7 @@ impl Core {
         next.next_id += 1;
         next.origin = kept.id;
         next.all.push(kept.clone());
-        self.change_register(&mut state, &next, Vec::new())?;
+        self.change_register(&mut state, &next, Claim::Beyond, Vec::new())?;
         Ok(kept)
     }
 
@@ -84,7 +93,8 @@ impl Core {
             });
             Ok(())
         })?;
-        self.change_register(&mut state, &register.without(kept.id), retired)?;
+        // As a deletion does, it may take what is kept in reserve: a full store needs it.
+        self.change_register(&mut state, &register.without(kept.id), Claim::Promised, retired)?;
         self.reclaim(&mut state)?;
         Ok(true)
     }
@@ -92,8 +102,7 @@ impl Core {
     /// Pages that only a checkpoint holds.
     pub(crate) fn pages_of_checkpoint_alone(&self, name: &str) -> Result<Option<u64>> {
         let _user = self.enter()?;
-        let mut state = self.hold_maintenance()?;
-        self.finish_begun(&mut state)?;
+        let _state = self.hold_maintenance()?;
         let register = self.register(self.region.version().register)?;
         let Some(kept) = register.named(name) else {
             return Ok(None);
@@ -127,15 +136,15 @@ impl Core {
         &self,
         state: &mut MaintenanceState,
         register: &Register,
+        claim: Claim,
         mut retired: Vec<Retired>,
     ) -> Result<()> {
         let image = register.encode();
         let want = Want::Piece((image.len() / PAGE_BYTES) as u32);
-        let (page, pages) = self.space.take(Claim::Beyond, want, &self.pages)?;
+        let (page, pages) = self.space.take(claim, want, &self.pages)?;
         let written = self.data.write_at(&image, u64::from(page) * PAGE_BYTES as u64);
         if let Err(error) = written {
-            self.space
-                .give_back_run(Claim::Beyond, want, page, pages, &self.pages)?;
+            self.space.give_back_run(claim, want, page, pages, &self.pages)?;
             return Err(Error::io("writing the register of checkpoints", error));
         }
         kill_point();

@@ -131,8 +131,11 @@ fn found(store: &Store, map: &Map) -> Model {
     }
 }
 
+/// A key, and its value before and afterwards.
+type Changed = (Vec<u8>, Option<Vec<u8>>, Option<Vec<u8>>);
+
 /// The pairs of the map that differ between two checkpoints.
-fn difference(store: &Store, from: &str, to: &str) -> Vec<(Vec<u8>, Option<Vec<u8>>, Option<Vec<u8>>)> {
+fn difference(store: &Store, from: &str, to: &str) -> Vec<Changed> {
     let mut all = Vec::new();
     let collect = |pair: Difference<'_>| {
         assert_eq!(pair.map, "map");

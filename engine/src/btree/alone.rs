@@ -5,7 +5,7 @@
 //! the branches of the others for these keys, and passes by every child that they have too. The work is in proportion to
 //! what is not shared, however large the trees are.
 //!
-//! A key that is in a page which the other tree does not have is, if the other tree has it, in a page which the first one does not
+//! Take a key in a page that the other tree does not have. If the other tree has the key, then in a page that the first tree does not
 //! have: otherwise the key would lead both trees to that page. So the pairs that differ are among those of such pages.
 
 use std::cmp::Ordering;

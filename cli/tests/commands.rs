@@ -425,6 +425,12 @@ fn checkpoints_are_kept_listed_and_dropped() {
     let keys = scratch.done(&["checkpoint", "diff", "shop", "tuesday", "friday", "--keys-only"]);
     assert_eq!(keys.text(), "+\tstock\tfigs\n-\tstock\tplums\n");
     assert_eq!(scratch.run(&["checkpoint", "diff", "shop", "monday", "never"]).code, 2);
+    let restored = scratch.shell("duramen dump shop --checkpoint monday | duramen load restored");
+    assert_eq!(restored.code, 0, "{}", restored.stderr);
+    assert_eq!(
+        scratch.done(&["scan", "restored"]).text(),
+        "apples\t12\npears\t7\nplums\t30\n"
+    );
     scratch.done(&["checkpoint", "drop", "shop", "friday"]);
     let again = scratch.run(&["checkpoint", "create", "shop", "monday"]);
     assert_eq!(again.code, 2);

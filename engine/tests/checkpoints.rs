@@ -494,6 +494,24 @@ fn maps_that_were_made_renamed_and_dropped_are_named_in_a_difference() {
         .put("key", "hidden")
         .expect("a put");
     checkpoints.create("second", "").expect("room");
+    let first = checkpoints.open("first").expect("it is there");
+    let names = |snapshot: &Snapshot| -> Vec<String> {
+        let maps = snapshot.maps().expect("a list").into_iter();
+        maps.map(|map| map.name().to_string()).collect()
+    };
+    assert_eq!(names(&first), ["dropped", "renamed", "same"]);
+    assert_eq!(names(&store.snapshot().expect("a snapshot")), ["made", "other", "same"]);
+    let dropped = first.map("dropped").expect("a look").expect("it was there");
+    assert_eq!(
+        first.get(&dropped, "key").expect("a get").as_deref(),
+        Some(&b"dropped"[..])
+    );
+    assert!(matches!(
+        dropped.put("key", "value").expect_err("it is gone").reason(),
+        Reason::MapDropped { .. }
+    ));
+    assert!(first.map("made").expect("a look").is_none());
+    assert!(first.map("other").expect("a look").is_none());
     let mut seen = Vec::new();
     let see = |pair: Difference<'_>| {
         seen.push(format!(

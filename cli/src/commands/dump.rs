@@ -2,12 +2,13 @@
 
 use clap::Args;
 use duramen::topic::Topics;
-use duramen::{Lost, Map, Snapshot, Store};
+use duramen::tree::{Trees, TreesOptions};
+use duramen::{Error, Lost, Map, Reason, Snapshot, Store};
 use serde_json::json;
 
 use crate::dump_format::{AnnouncedMap, DumpWriter};
 use crate::exit::{Exit, Outcome};
-use crate::opening::{StoreArguments, existing};
+use crate::opening::StoreArguments;
 use crate::output::{Output, say};
 use crate::progress::Meter;
 use crate::text::counted;
@@ -20,6 +21,8 @@ const EXAMPLES: &str = r"Examples:
     $ duramen dump shop --map stock --map orders > some.dump
   Into another store:
     $ duramen dump shop | duramen load other-shop
+  The state of a checkpoint:
+    $ duramen dump shop --checkpoint old | duramen load shop-of-old
   What is left of a damaged store (the exit code is 5 when anything was lost):
     $ duramen dump shop --skip-damaged > rest.dump
 
@@ -38,6 +41,10 @@ pub struct Dump {
     #[arg(long, short, value_name = "NAME")]
     map: Vec<String>,
 
+    /// The state of this checkpoint (default: the present)
+    #[arg(long, value_name = "NAME", conflicts_with = "skip_damaged")]
+    checkpoint: Option<String>,
+
     /// Pass over what is damaged, and list it on standard error
     #[arg(long)]
     skip_damaged: bool,
@@ -49,12 +56,15 @@ impl Dump {
             true => self.store.open_to_salvage()?,
             false => self.store.open_to_read()?,
         };
-        let snapshot = store.snapshot()?;
+        let snapshot = match &self.checkpoint {
+            Some(name) => store.checkpoints().open(name)?,
+            None => store.snapshot()?,
+        };
         if self.skip_damaged {
             self.tell_of_topics(&store);
             return self.salvage(&snapshot, output);
         }
-        let maps = self.maps(&store)?;
+        let maps = self.maps(&snapshot)?;
         let announced = maps
             .iter()
             .map(|map| announced(&snapshot, map))
@@ -80,11 +90,16 @@ impl Dump {
         Ok(Exit::Done)
     }
 
-    /// Tells the user that the dump contains no topics, because users who rely on a dump must know what it lacks.
+    /// Tells the user that the dump contains no topics and trees, because users who rely on a dump must know what it lacks.
     fn tell_of_topics(&self, store: &Store) {
         // An unreadable store may have topics.
         if self.map.is_empty() && Topics::exist(store).unwrap_or(true) {
             say("topics are not in a dump; `duramen copy` takes them along");
+        }
+        // Without trees, they cannot be opened in a store that is open to read.
+        let options = TreesOptions::new().background(false);
+        if self.map.is_empty() && Trees::open_with(store, options).is_ok() {
+            say("trees are not in a dump; `duramen copy` and `duramen tree export` take them along");
         }
     }
 
@@ -114,14 +129,19 @@ impl Dump {
     }
 
     /// The maps to write, each once, sorted.
-    fn maps(&self, store: &Store) -> Outcome<Vec<Map>> {
-        let mut names = match self.map.is_empty() {
-            true => store.maps().list()?,
-            false => self.map.clone(),
-        };
+    fn maps(&self, snapshot: &Snapshot) -> Outcome<Vec<Map>> {
+        if self.map.is_empty() {
+            return Ok(snapshot.maps()?);
+        }
+        let mut names = self.map.clone();
         names.sort();
         names.dedup();
-        names.iter().map(|name| existing(store, name)).collect()
+        let map = |name: &String| {
+            let name = name.clone();
+            let map = snapshot.map(&name)?;
+            Ok(map.ok_or_else(|| Error::from(Reason::UnknownMap { name }))?)
+        };
+        names.iter().map(map).collect()
     }
 }
 

@@ -1,19 +1,16 @@
 //! Checkpoints: states of the whole store that are kept until they are dropped.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use crate::api::snapshot::Snapshot;
 use crate::api::store::Store;
 use crate::btree::differing_keys;
-use crate::core::catalog::map_id;
 use crate::datafile::register::Kept;
 use crate::error::Result;
-use crate::key::full_key::{CATALOG, FullKey, FullRange, split};
+use crate::key::full_key::{FullKey, split};
 use crate::limits::PAGE_BYTES;
 use crate::map_name::is_reserved;
 use crate::read::value::Value;
-use crate::read::write_set::OwnWrites;
 
 /// The checkpoints of a store; see [`Store::checkpoints`].
 #[derive(Clone, Copy, Debug)]
@@ -60,17 +57,6 @@ pub struct Difference<'a> {
     pub old: Option<Value<'a>>,
     /// The value afterwards; `None`: the pair was deleted.
     pub new: Option<Value<'a>>,
-}
-
-/// The names of the maps in a snapshot, by their ids.
-fn names_of(snapshot: &Snapshot) -> Result<BTreeMap<u32, String>> {
-    let mut names = BTreeMap::new();
-    let mut scan = snapshot.pinned().scan(OwnWrites::default(), FullRange::map(CATALOG));
-    while let Some((key, id)) = scan.next_pair()? {
-        let (_, name) = split(key);
-        names.insert(map_id(&id)?, String::from_utf8_lossy(name).into_owned());
-    }
-    Ok(names)
 }
 
 fn value_of<'s>(snapshot: &'s Snapshot, full_key: &FullKey) -> Result<Option<Value<'s>>> {
@@ -136,7 +122,7 @@ impl Checkpoints<'_> {
         Ok(register.named(name).map(Checkpoint::from))
     }
 
-    /// Opens a checkpoint for reading, as a snapshot. Dropping the checkpoint meanwhile takes nothing from the snapshot; its space
+    /// Opens a checkpoint for reading, as a snapshot. [`Snapshot::map`] has the maps that were dropped since. Dropping the checkpoint meanwhile takes nothing from the snapshot; its space
     /// comes free when both are gone.
     ///
     /// # Errors
@@ -169,9 +155,9 @@ impl Checkpoints<'_> {
     /// As [`Checkpoints::open`], those of reading, and what `visit` returns.
     pub fn diff(&self, from: &str, to: &str, mut visit: impl FnMut(Difference<'_>) -> Result<bool>) -> Result<()> {
         let (from, to) = (self.open(from)?, self.open(to)?);
-        let mut names = names_of(&from)?;
+        let mut names = from.map_names()?;
         // A map that was renamed has its newer name.
-        names.extend(names_of(&to)?);
+        names.extend(to.map_names()?);
         let roots = [&from, &to].map(|snapshot| snapshot.pinned().view().root);
         differing_keys(self.store.core().source(), roots, &mut |full_key| {
             let (map, key) = split(full_key);

@@ -1,5 +1,6 @@
 //! Snapshots, cursors and streams: what users read through.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -10,13 +11,15 @@ use crate::api::pairs::Pairs;
 use crate::api::store::{Handle, Store};
 use crate::btree::{Extent, count_below};
 use crate::checksum::{checksum_with, key_hash};
+use crate::core::catalog::map_id;
 use crate::core::pins::{Purpose, describe};
 use crate::core::{Core, keep_generations};
 use crate::datafile::pages::{MappedPages, extent_table};
 use crate::error::{Error, Reason, Result};
 use crate::key::bounds::KeyBounds;
-use crate::key::full_key::{FullKey, FullRange};
+use crate::key::full_key::{CATALOG, FullKey, FullRange, split};
 use crate::limits::{MAP_ID_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
+use crate::map_name::is_reserved;
 use crate::read::scan::{Learner, Scan};
 use crate::read::value::{Entry, Value};
 use crate::read::view::View;
@@ -179,6 +182,44 @@ impl Snapshot {
 
     pub(crate) fn pinned(&self) -> &Pinned {
         &self.pinned
+    }
+
+    /// A map by the name that it has in the snapshot; `None`: there is none. So a map that was dropped or renamed since can be read.
+    /// Writing to a dropped one fails with [`Reason::MapDropped`].
+    ///
+    /// # Errors
+    /// [`Reason::SnapshotEnded`], [`Reason::Damaged`].
+    pub fn map(&self, name: &str) -> Result<Option<Map>> {
+        let mut names = self.map_names()?.into_iter();
+        let found = names.find(|(_, known)| known == name && !is_reserved(known));
+        Ok(found.map(|(id, name)| self.handle_of(id, &name)))
+    }
+
+    /// The maps that the snapshot has, by their names in it, in order.
+    ///
+    /// # Errors
+    /// As [`Snapshot::map`].
+    pub fn maps(&self) -> Result<Vec<Map>> {
+        let mut names: Vec<_> = self.map_names()?.into_iter().collect();
+        names.retain(|(_, name)| !is_reserved(name));
+        names.sort_by(|one, other| one.1.cmp(&other.1));
+        Ok(names.iter().map(|(id, name)| self.handle_of(*id, name)).collect())
+    }
+
+    fn handle_of(&self, id: u32, name: &str) -> Map {
+        Map::new(&Store::behind(&self.pinned.handle), id, name, self.commit())
+    }
+
+    /// The names of all maps, by their ids.
+    pub(crate) fn map_names(&self) -> Result<BTreeMap<u32, String>> {
+        self.pinned.alive()?;
+        let mut names = BTreeMap::new();
+        let mut scan = self.pinned.scan(OwnWrites::default(), FullRange::map(CATALOG));
+        while let Some((key, id)) = scan.next_pair()? {
+            let (_, name) = split(key);
+            names.insert(map_id(&id)?, String::from_utf8_lossy(name).into_owned());
+        }
+        Ok(names)
     }
 
     /// The newest commit that the snapshot shows.

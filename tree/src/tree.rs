@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use duramen_engine::{Error, Kind, Result, Transaction, TransactionOptions};
+use duramen_engine::{Durability, Error, Kind, Result, Transaction, TransactionOptions};
 
 use crate::commit::{Committed, TreeCommit};
 use crate::condition::Condition;
@@ -444,11 +444,13 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes the rows of compacted revisions. No other change writes them, so this needs no turn among the writers.
+    /// Removes the rows of compacted revisions. No other change writes them, so this needs no turn among the writers. A power cut may
+    /// bring rows back, which are removed again: so no commit waits for the device.
     fn remove_compacted(&self) -> Result<()> {
         let shared = &self.shared;
+        let options = TransactionOptions::new().durability(Durability::Written);
         let remove = |tx: &mut Transaction| TreeWrites::begin(shared, tx)?.remove_compacted();
-        while shared.store.transact(remove)? {}
+        while shared.store.transact_with(options, remove)? {}
         Ok(())
     }
 

@@ -579,6 +579,45 @@ fn a_full_disk_refuses_a_checkpoint_and_lets_old_ones_be_dropped() {
     }
 }
 
+/// What deletions replace does not come free: it belongs to the checkpoint. They leave room to drop it.
+#[test]
+fn deletions_that_find_no_room_leave_enough_to_drop_the_checkpoint() {
+    let disk = SimDisk::new(8);
+    let store = options().open_on(disk.platform()).expect("a store");
+    let map = store.map("map").expect("a map");
+    let key = |number: u32| number.to_be_bytes();
+    let put = |number: u32| map.put(key(number), [7; 150]);
+    (0..30_000).for_each(|number| put(number).expect("there is room"));
+    store.checkpoints().create("all", "ALL").expect("there is room");
+    disk.set_capacity(Some(disk.allocated_bytes()));
+    let mut last = 30_000;
+    while put(last).is_ok() {
+        last += 1;
+    }
+    assert_eq!(put(last).expect_err("it is full").kind(), Kind::MakeSpace);
+    let mut refused = 0;
+    // One of each leaf, so that a fold rewrites many.
+    for number in (0..last).step_by(20) {
+        let deleted = map
+            .delete(key(number))
+            .and_then(|()| if number % 400 == 0 { store.maintain() } else { Ok(()) });
+        if let Err(error) = deleted {
+            assert_eq!(error.kind(), Kind::MakeSpace, "{error}");
+            refused += 1;
+        }
+    }
+    assert!(refused > 0, "the disk is too large for this test");
+    assert_sound(&store, 8);
+    let all = store.checkpoints().open("all").expect("it is there");
+    assert_eq!(content(&all, &map).len(), 30_000);
+    drop(all);
+    assert!(store.checkpoints().drop("all").expect("room was left for it"));
+    // Now what deletions replace comes free.
+    (0..last).for_each(|number| map.delete(key(number)).expect("there is the reserve"));
+    map.put("key", [7; 1_000]).expect("there is room again");
+    assert_nothing_is_left(&store, &map, 8);
+}
+
 #[test]
 fn a_register_that_rots_is_damage_and_the_present_can_be_saved() {
     let disk = SimDisk::new(7);

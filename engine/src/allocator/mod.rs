@@ -307,6 +307,7 @@ impl Space {
     pub(crate) fn promise(&self, costs: FoldCosts, uses_reserve: bool, pages: &Pages) -> Result<()> {
         self.head().promises.add(costs);
         let reserve = if uses_reserve { Room::default() } else { Room::RESERVE };
+        let reserve = reserve.and(self.kept_to_drop());
         let result = self.have(self.promised().and(reserve), pages);
         if result.is_err() {
             self.settle(costs);
@@ -338,6 +339,41 @@ impl Space {
     /// From now on folds are not done step by step: what they replace is kept for commit streams in any case.
     pub(crate) fn fold_in_one(&self) {
         self.head().promises.fold_in_one();
+    }
+
+    /// Room that even deletions leave: what they replace may belong to checkpoints, which must then be dropped.
+    fn kept_to_drop(&self) -> Room {
+        match self.head().register_pages.load(Ordering::Relaxed) {
+            0 => Room::default(),
+            pages => Want::Piece(pages as u32).room(),
+        }
+    }
+
+    /// A checkpoint is about to be made: from now on what folds replace does not come free, so they are not done step by step, and
+    /// room for the register is left.
+    ///
+    /// # Errors
+    /// [`Reason::Full`]: there is no room for folding so what was promised to commits. Nothing has changed then.
+    pub(crate) fn begin_to_keep_roots(&self, register_pages: u32, pages: &Pages) -> Result<()> {
+        let head = self.head();
+        let before = head.register_pages.swap(register_pages.into(), Ordering::Relaxed);
+        let was_in_one = head.promises.fold_in_one();
+        let room = self.have(self.promised().and(self.kept_to_drop()), pages);
+        room.inspect_err(|_| {
+            head.register_pages.store(before, Ordering::Relaxed);
+            if !was_in_one {
+                head.promises.fold_in_steps();
+            }
+        })
+    }
+
+    /// The register of checkpoints has so many pages; 0: there are none.
+    pub(crate) fn keeps_roots(&self, register_pages: u32) {
+        let head = self.head();
+        head.register_pages.store(register_pages.into(), Ordering::Relaxed);
+        if register_pages > 0 {
+            head.promises.fold_in_one();
+        }
     }
 
     /// Notes the height of the new base, and the number of its branches, if they could be counted.

@@ -40,7 +40,10 @@ impl Core {
 
     /// Learns which checkpoint the published base comes from. The caller has the maintenance lock, or is recovery.
     pub(crate) fn learn_origin(&self) -> Result<()> {
-        let register = self.register(self.region.version().register)?;
+        let saved = self.region.version().register;
+        let register = self.register(saved)?;
+        self.space
+            .keeps_roots(if register.all.is_empty() { 0 } else { saved.pages });
         let origin = register.get(register.origin).map(|kept| Origin {
             version: kept.version,
             root: kept.root,

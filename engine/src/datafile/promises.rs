@@ -141,9 +141,14 @@ impl Promises {
         self.in_one.store(0, Ordering::Relaxed);
     }
 
-    /// From now on folds are done in one.
-    pub(crate) fn fold_in_one(&self) {
-        self.in_one.store(1, Ordering::Relaxed);
+    /// From now on folds are done in one. Returns whether they were.
+    pub(crate) fn fold_in_one(&self) -> bool {
+        self.in_one.swap(1, Ordering::Relaxed) != 0
+    }
+
+    /// Folds may be done step by step again.
+    pub(crate) fn fold_in_steps(&self) {
+        self.in_one.store(0, Ordering::Relaxed);
     }
 
     /// In how many steps changes to all of a base of so many pages are folded.

@@ -67,6 +67,8 @@ impl Core {
         next.next_id += 1;
         next.origin = kept.id;
         next.all.push(kept.clone());
+        let pages = (next.encode().len() / PAGE_BYTES) as u32;
+        self.space.begin_to_keep_roots(pages, &self.pages)?;
         self.change_register(&mut state, &next, Claim::Beyond, Vec::new())?;
         Ok(kept)
     }
@@ -96,6 +98,8 @@ impl Core {
         // As a deletion does, it may take what is kept in reserve: a full store needs it.
         self.change_register(&mut state, &register.without(kept.id), Claim::Promised, retired)?;
         self.reclaim(&mut state)?;
+        // What a fold could not do before, it may do now.
+        self.folded_in_vain.store(u64::MAX, Ordering::Relaxed);
         Ok(true)
     }
 

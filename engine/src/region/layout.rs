@@ -281,6 +281,8 @@ pub(crate) struct SpaceHead {
     pub(crate) file_pages: AtomicU64,
     /// Pages up to this one were preloaded, or written before that could have helped.
     pub(crate) preloaded: AtomicU64,
+    /// Pages of the register of checkpoints; 0: there are none.
+    pub(crate) register_pages: AtomicU64,
     pub(crate) promises: Promises,
 }
 

@@ -228,6 +228,17 @@ pub fn together(crew: Vec<Worked>) -> Done {
     done
 }
 
+/// Puts work together that was done in one part after the other.
+pub fn in_turn(parts: Vec<Worked>) -> Done {
+    let nanos = parts.iter().map(|worked| worked.nanos).sum();
+    Done {
+        wall_nanos: Some(nanos),
+        // The parts did not begin together.
+        timeline: None,
+        ..together(parts)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

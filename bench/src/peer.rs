@@ -349,6 +349,14 @@ pub trait Peer: Send + Sync {
     fn checkpoint(&self, _directory: &Path) -> Result<()> {
         bail!(Unsupported("has no checkpoints"))
     }
+    /// Keeps the present state in the store itself, under a name.
+    fn keep(&self, _name: &str) -> Result<()> {
+        bail!(Unsupported("keeps no states in the store"))
+    }
+    /// Drops a state that is kept.
+    fn drop_kept(&self, _name: &str) -> Result<()> {
+        bail!(Unsupported("keeps no states in the store"))
+    }
     /// Returns the interface for whole loads, when the store is in another process.
     fn outside(&self) -> Option<&dyn Outside> {
         None

@@ -213,6 +213,19 @@ impl Peer for Opened {
         Ok(())
     }
 
+    fn keep(&self, name: &str) -> Result<()> {
+        self.store.checkpoints().create(name, "")?;
+        Ok(())
+    }
+
+    fn drop_kept(&self, name: &str) -> Result<()> {
+        anyhow::ensure!(
+            self.store.checkpoints().drop(name)?,
+            "the checkpoint {name} is not there"
+        );
+        Ok(())
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         let Opened { store, pairs, unsynced } = *self;
         drop((pairs, unsynced));

@@ -8,6 +8,7 @@
 mod control;
 mod first;
 mod held_snapshot;
+mod kept_states;
 mod killing;
 mod loads;
 mod long_values;
@@ -130,6 +131,7 @@ pub const ALL: &[Workload] = &[
     reads::WORKLOAD,
     overwrites::WORKLOAD,
     held_snapshot::WORKLOAD,
+    kept_states::WORKLOAD,
     scarce_memory::WORKLOAD,
     sizes::WORKLOAD,
     long_values::WORKLOAD,

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Result, anyhow};
 
 use super::large::{COMMIT, load, path, scattered};
-use crate::crew::{Pace, Worked, alone, together};
+use crate::crew::{Pace, alone, in_turn};
 use crate::data::{Length, Values};
-use crate::measure::{Done, Work};
+use crate::measure::Work;
 use crate::tree::FullTree;
 use crate::workloads::{Context, Recorder, Workload, variant};
 
@@ -90,10 +90,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
             })?;
             beside.push(worked);
         }
-        Ok([quiet, beside, compactions]
-            .into_iter()
-            .map(one_after_the_other)
-            .collect())
+        Ok([quiet, beside, compactions].into_iter().map(in_turn).collect())
     })?;
     recorder.phase("queries", Work::Reads, || {
         let full = tree.full()?;
@@ -106,14 +103,4 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         Ok(alone(worked))
     })?;
     tree.close()
-}
-
-/// Puts the work of windows together.
-fn one_after_the_other(windows: Vec<Worked>) -> Done {
-    let nanos = windows.iter().map(|worked| worked.nanos).sum();
-    Done {
-        wall_nanos: Some(nanos),
-        timeline: None,
-        ..together(windows)
-    }
 }

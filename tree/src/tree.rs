@@ -1,7 +1,7 @@
 //! A tree, as programs hold it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use duramen_engine::{Durability, Error, Kind, Result, Transaction, TransactionOptions};
 
@@ -18,6 +18,9 @@ use crate::watch::TreeWatch;
 use crate::watches::{TreeWatches, WatchOptions};
 use crate::worker::Worker;
 use crate::writes::{PausedWrites, TreeWrites};
+
+/// Longest pause between two commits that remove rows.
+const PAUSE_MAX: Duration = Duration::from_millis(5);
 
 /// A tree of paths with payloads. Handles are cheap to clone, and may be used from any thread.
 ///
@@ -445,13 +448,19 @@ impl Tree {
     }
 
     /// Removes the rows of compacted revisions. No other change writes them, so this needs no turn among the writers. A power cut may
-    /// bring rows back, which are removed again: so no commit waits for the device.
+    /// bring rows back, which are removed again: so no commit waits for the device. It pauses as long as it works, because writers
+    /// need the processors too.
     fn remove_compacted(&self) -> Result<()> {
         let shared = &self.shared;
         let options = TransactionOptions::new().durability(Durability::Written);
         let remove = |tx: &mut Transaction| TreeWrites::begin(shared, tx)?.remove_compacted();
-        while shared.store.transact_with(options, remove)? {}
-        Ok(())
+        loop {
+            let begun = Instant::now();
+            if !shared.store.transact_with(options, remove)? {
+                return Ok(());
+            }
+            std::thread::sleep(begun.elapsed().min(PAUSE_MAX));
+        }
     }
 
     /// Whether a lease has expired, or the clock of the leases must be stored.

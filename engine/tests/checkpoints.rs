@@ -588,6 +588,14 @@ fn deletions_that_find_no_room_leave_enough_to_drop_the_checkpoint() {
     let key = |number: u32| number.to_be_bytes();
     let put = |number: u32| map.put(key(number), [7; 150]);
     (0..30_000).for_each(|number| put(number).expect("there is room"));
+    // A register of many pages.
+    for number in 0..100 {
+        let name = format!("also {number}");
+        store
+            .checkpoints()
+            .create(&name, name.to_uppercase().repeat(300))
+            .expect("there is room");
+    }
     store.checkpoints().create("all", "ALL").expect("there is room");
     disk.set_capacity(Some(disk.allocated_bytes()));
     let mut last = 30_000;
@@ -612,6 +620,7 @@ fn deletions_that_find_no_room_leave_enough_to_drop_the_checkpoint() {
     assert_eq!(content(&all, &map).len(), 30_000);
     drop(all);
     assert!(store.checkpoints().drop("all").expect("room was left for it"));
+    assert_eq!(store.checkpoints().keep_last(0).expect("room was left for it"), 100);
     // Now what deletions replace comes free.
     (0..last).for_each(|number| map.delete(key(number)).expect("there is the reserve"));
     map.put("key", [7; 1_000]).expect("there is room again");

@@ -46,9 +46,11 @@ const A_VALUE: &str = "a value";
 
 impl Uses {
     /// Notes pages of a checkpoint, which it may share with the base and with other checkpoints. Returns whether they are new.
-    fn keep(&mut self, pages: &Range<u32>) -> bool {
-        let places = self.of_page.get_mut(pages.start as usize..pages.end as usize);
-        let places = places.unwrap_or_default();
+    fn keep(&mut self, pages: &Range<u32>, problems: &mut Vec<String>) -> bool {
+        let Some(places) = self.of_page.get_mut(pages.start as usize..pages.end as usize) else {
+            problems.push(format!("page {} (a checkpoint) lies beyond the data file", pages.start));
+            return false;
+        };
         let is_new = places.iter().all(|before| *before == NOT_SEEN);
         places
             .iter_mut()
@@ -197,7 +199,7 @@ impl Core {
             let walked = btree::walk_newer(source, kept.root, than, &mut |visit| {
                 self.beat();
                 let pages = visit.pages();
-                let is_new = uses.keep(&pages);
+                let is_new = uses.keep(&pages, &mut report.problems);
                 if let Visit::Extent(extent) = visit
                     && is_new
                 {

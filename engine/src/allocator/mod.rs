@@ -367,7 +367,7 @@ impl Space {
         })
     }
 
-    /// The register of checkpoints has so many pages; 0: there are none.
+    /// The register of checkpoints has so many pages; 0: there are none. Folds stay as they are then until the store is opened again.
     pub(crate) fn keeps_roots(&self, register_pages: u32) {
         let head = self.head();
         head.register_pages.store(register_pages.into(), Ordering::Relaxed);

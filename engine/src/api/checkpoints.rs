@@ -122,8 +122,8 @@ impl Checkpoints<'_> {
         Ok(register.named(name).map(Checkpoint::from))
     }
 
-    /// Opens a checkpoint for reading, as a snapshot. [`Snapshot::map`] has the maps that were dropped since. Dropping the checkpoint meanwhile takes nothing from the snapshot; its space
-    /// comes free when both are gone.
+    /// Opens a checkpoint for reading, as a snapshot. [`Snapshot::map`] has the maps that were dropped since. Dropping the checkpoint
+    /// meanwhile takes nothing from the snapshot; its space comes free when both are gone.
     ///
     /// # Errors
     /// [`crate::Reason::UnknownCheckpoint`], and those of a snapshot.
@@ -192,19 +192,21 @@ impl Checkpoints<'_> {
     pub fn drop(&self, name: &str) -> Result<bool> {
         let core = self.store.core();
         core.refuse_beside("checkpoints().drop", || name.to_string())?;
-        core.drop_checkpoint(name)
+        let dropped =
+            core.drop_checkpoints(|register| register.named(name).map(|kept| kept.id).into_iter().collect())?;
+        Ok(dropped > 0)
     }
 
-    /// Drops all checkpoints but the newest ones. Returns how many it dropped.
+    /// Drops all checkpoints but the newest ones, at once: after a crash all of them are there, or none is. Returns how many it dropped.
     ///
     /// # Errors
     /// As [`Checkpoints::drop`].
     pub fn keep_last(&self, count: usize) -> Result<u64> {
-        let all = self.list()?;
-        let mut dropped = 0;
-        for checkpoint in &all[..all.len().saturating_sub(count)] {
-            dropped += u64::from(self.drop(&checkpoint.name)?);
-        }
-        Ok(dropped)
+        let core = self.store.core();
+        core.refuse_beside("checkpoints().keep_last", || count.to_string())?;
+        core.drop_checkpoints(|register| {
+            let old = register.all.len().saturating_sub(count);
+            register.all[..old].iter().map(|kept| kept.id).collect()
+        })
     }
 }

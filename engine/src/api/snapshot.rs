@@ -18,7 +18,7 @@ use crate::datafile::pages::{MappedPages, extent_table};
 use crate::error::{Error, Reason, Result};
 use crate::key::bounds::KeyBounds;
 use crate::key::full_key::{CATALOG, FullKey, FullRange, split};
-use crate::limits::{MAP_ID_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
+use crate::limits::{KEY_BYTES_MAX, MAP_ID_BYTES, PAGE_BYTES, VALUE_CHUNK_BYTES};
 use crate::map_name::is_reserved;
 use crate::read::scan::{Learner, Scan};
 use crate::read::value::{Entry, Value};
@@ -190,9 +190,12 @@ impl Snapshot {
     /// # Errors
     /// [`Reason::SnapshotEnded`], [`Reason::Damaged`].
     pub fn map(&self, name: &str) -> Result<Option<Map>> {
-        let mut names = self.map_names()?.into_iter();
-        let found = names.find(|(_, known)| known == name && !is_reserved(known));
-        Ok(found.map(|(id, name)| self.handle_of(id, &name)))
+        self.pinned.alive()?;
+        if is_reserved(name) || name.len() > KEY_BYTES_MAX {
+            return Ok(None);
+        }
+        let id = self.pinned.view().get(&FullKey::new(CATALOG, name.as_bytes())?)?;
+        id.map(|id| Ok(self.handle_of(map_id(&id)?, name))).transpose()
     }
 
     /// The maps that the snapshot has, by their names in it, in order.

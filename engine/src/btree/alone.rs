@@ -2,8 +2,8 @@
 //!
 //! Trees share pages, because a merge takes over what it does not change. A page of one tree belongs to another one exactly when
 //! the other tree has it at that level, somewhere in the range of keys of the page. So a walk down one tree looks, for each branch, at
-//! the branches of the others for these keys, and passes by every child that they have too. The work is in proportion to
-//! what is not shared, however large the trees are.
+//! the branches of the others for these keys, and passes by every child that they have too. The work is in proportion to what is
+//! not shared, and to the branches of the others for the keys of that. Where another tree has grown much larger, these may be many.
 //!
 //! Take a key in a page that the other tree does not have. If the other tree has the key, then in a page that the first tree does not
 //! have: otherwise the key would lead both trees to that page. So the pairs that differ are among those of such pages.

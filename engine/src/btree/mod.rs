@@ -38,7 +38,6 @@ use std::ops::{Deref, Range};
 use crate::error::{Error, Result};
 use crate::limits::{PAGE_BYTES, VALUE_CHUNK_BYTES};
 
-#[allow(unused_imports)]
 pub(crate) use alone::{differing_keys, holds_extent, walk_alone};
 #[allow(unused_imports)]
 pub(crate) use check::{Visit, check_tree, count_branches, walk, walk_newer};

@@ -73,34 +73,42 @@ impl Core {
         Ok(kept)
     }
 
-    /// Drops a checkpoint. Returns whether there was one.
-    pub(crate) fn drop_checkpoint(&self, name: &str) -> Result<bool> {
+    /// Drops the checkpoints that `which` chooses by their ids. Returns how many these are.
+    pub(crate) fn drop_checkpoints(&self, which: impl FnOnce(&Register) -> Vec<u64>) -> Result<u64> {
         self.writable()?;
         let _user = self.enter()?;
         let mut state = self.hold_maintenance()?;
         self.finish_begun(&mut state)?;
-        let register = self.register(self.region.version().register)?;
-        let Some(kept) = register.named(name) else {
-            return Ok(false);
-        };
-        let mut retired = Vec::new();
-        self.alone(&register, kept, &mut |visit| {
-            let pages = visit.pages();
-            retired.push(Retired {
-                page: pages.start,
-                pages: pages.end - pages.start,
-                birth: visit.birth(),
-                death: u64::MAX,
-                is_logged: matches!(visit, Visit::Extent(_)),
-            });
-            Ok(())
-        })?;
+        let mut register = Register::clone(&*self.register(self.region.version().register)?);
+        let (dropped, mut retired) = (which(&register), Vec::new());
+        if dropped.is_empty() {
+            return Ok(0);
+        }
+        // A page that several of them share goes with the last.
+        for kept in dropped
+            .iter()
+            .filter_map(|&id| register.get(id).cloned())
+            .collect::<Vec<_>>()
+        {
+            self.alone(&register, &kept, &mut |visit| {
+                let pages = visit.pages();
+                retired.push(Retired {
+                    page: pages.start,
+                    pages: pages.end - pages.start,
+                    birth: visit.birth(),
+                    death: u64::MAX,
+                    is_logged: matches!(visit, Visit::Extent(_)),
+                });
+                Ok(())
+            })?;
+            register = register.without(kept.id);
+        }
         // As a deletion does, it may take what is kept in reserve: a full store needs it.
-        self.change_register(&mut state, &register.without(kept.id), Claim::Promised, retired)?;
+        self.change_register(&mut state, &register, Claim::Promised, retired)?;
         self.reclaim(&mut state)?;
         // What a fold could not do before, it may do now.
         self.folded_in_vain.store(u64::MAX, Ordering::Relaxed);
-        Ok(true)
+        Ok(dropped.len() as u64)
     }
 
     /// Pages that only a checkpoint holds.
@@ -190,4 +198,25 @@ fn check_name(name: &str) -> Result<()> {
         name.len()
     );
     Err(Reason::InvalidArgument(cause).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use duramen_io::SimDisk;
+
+    use crate::{Maintenance, Options};
+
+    /// A step would count on the pages that the one before it replaced, and those belong to the checkpoint.
+    #[test]
+    fn folds_are_not_done_step_by_step_while_a_checkpoint_keeps_what_they_replace() {
+        let options = || Options::new().maintenance(Maintenance::Manual);
+        let disk = SimDisk::new(1);
+        let store = options().open_on(disk.platform()).expect("a store");
+        let in_one = |store: &crate::Store| store.core().space.folds_in_one();
+        assert!(!in_one(&store));
+        store.checkpoints().create("one", "").expect("room");
+        assert!(in_one(&store));
+        let store = options().open_on(disk.kill().platform()).expect("a store");
+        assert!(in_one(&store), "the next opening finds the checkpoint");
+    }
 }

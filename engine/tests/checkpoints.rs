@@ -331,6 +331,13 @@ fn a_process_that_dies_in_the_middle_leaves_the_others_a_checkpoint_or_none() {
             );
         }
         died_with[found.kept.len()] += 1;
+        // What it published, and left before the meta page, is made durable by others although no pair has changed since.
+        store.maintain().expect("a fold");
+        let killed = disk.kill();
+        let again = options().open_on(killed.platform()).expect("a store");
+        let map_again = again.map("map").expect("a map");
+        assert!(self::found(&again, &map_again) == found, "{calls} calls");
+        assert_sound(&again, calls);
         fill(3);
         store.maintain().expect("a fold");
         assert_sound(&store, calls);

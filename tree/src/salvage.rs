@@ -5,8 +5,8 @@
 //! for quotas, the maps of projections. Such a tree begins with a revision of its own after the newest one, and earlier revisions
 //! are compacted: a history with gaps would tell a watch that nothing happened.
 //!
-//! Where the row that says how far a tree had come is lost, it goes on far behind the greatest revision that any row tells of, so
-//! that none is used again. Where the newest commits are lost with the log, it is what it was before them, its revision included.
+//! A row says how far a tree had come. Where it is lost, the tree goes on far behind the greatest revision that any row tells of, so
+//! none is used again. Where the newest commits are lost with the log, the tree is what it was before them, its revision included.
 
 use std::collections::BTreeMap;
 

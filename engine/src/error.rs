@@ -27,7 +27,7 @@ pub enum Kind {
     /// The commit was made and can be seen, but another process keeps it from being known whether it survives power
     /// loss. Call [`crate::Store::sync`] later; the same call again would make the commit a second time.
     Sync,
-    /// The store stopped itself after an input/output error; open it again.
+    /// The store stopped itself after an input/output error, or was put back to a checkpoint; open it again.
     Reopen,
     /// The store, snapshot or transaction has ended.
     Closed,
@@ -367,6 +367,11 @@ pub enum Reason {
         /// The error that stopped it.
         cause: String,
     },
+    /// The store was put back to a checkpoint after this handle was opened.
+    #[error(
+        "the store was put back to a checkpoint after this handle was opened; close the handle, and open the store again"
+    )]
+    Restored,
     /// The fate of a commit is not known.
     #[error("it is not known whether commit {commit} survives: {cause}; open the store again and look")]
     Unknown {
@@ -422,7 +427,7 @@ impl Error {
             }
             Reason::Damaged(_) => Kind::Damaged,
             Reason::NotSynced { .. } => Kind::Sync,
-            Reason::Poisoned { .. } | Reason::Unknown { .. } | Reason::Forked => Kind::Reopen,
+            Reason::Poisoned { .. } | Reason::Restored | Reason::Unknown { .. } | Reason::Forked => Kind::Reopen,
             Reason::SnapshotEnded | Reason::Closed => Kind::Closed,
             Reason::Above { kind, .. } => *kind,
             Reason::Io { from_caller: true, .. } => Kind::FixTheCall,

@@ -193,7 +193,7 @@ fn decode_body(body: &[u8]) {
                 other => panic!("a reference to a value is stored as {other:?}"),
             },
             OperationKind::DeleteRange => {}
-            OperationKind::Run => drop(crate::log::decode_root(operation.value)),
+            OperationKind::Run | OperationKind::Restore => drop(crate::log::decode_root(operation.value)),
         }
     }
     assert_eq!(end, body.len());

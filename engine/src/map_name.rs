@@ -9,6 +9,11 @@ pub(crate) fn reserved(name: &str) -> String {
     format!("{RESERVED}{name}")
 }
 
+/// The name of a reserved map as its layer gave it.
+pub(crate) fn user_name(reserved: &str) -> &str {
+    reserved.strip_prefix(RESERVED).unwrap_or(reserved)
+}
+
 /// Whether a map belongs to a layer above the engine.
 pub(crate) fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED)

@@ -3,16 +3,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use duramen_engine::{
-    Difference, Durability, Kind, Lost, Maintenance, Map, Options, Reason, Result, Snapshot, Store, TransactionOptions,
-    Value,
+    ChangesFrom, Difference, Durability, Error, Kind, Lost, Maintenance, Map, Options, Reason, Result, Snapshot, Store,
+    TransactionOptions, Value,
 };
 use duramen_io::SimDisk;
 
 /// Changes that a deeper run makes of each seed's history.
 const STEPS: u64 = 160;
 const SEEDS: u64 = 12;
+
+/// `DURAMEN_SEEDS` asks for more histories than the usual ones.
+fn seeds() -> u64 {
+    let asked = std::env::var("DURAMEN_SEEDS").ok();
+    asked.and_then(|asked| asked.parse().ok()).unwrap_or(SEEDS)
+}
 
 type Content = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -52,6 +59,38 @@ enum Step {
     Fold,
     Create(String),
     Drop(String),
+    Restore(String),
+}
+
+/// A store that is open.
+struct Open {
+    store: Store,
+    map: Map,
+}
+
+impl Open {
+    fn on(disk: &SimDisk) -> Result<Open> {
+        let store = options().open_on(disk.platform())?;
+        let map = store.map("map")?;
+        Ok(Open { store, map })
+    }
+
+    /// Puts the store back, and opens it again.
+    fn restore(&mut self, disk: &SimDisk, name: &str) -> Result<()> {
+        restore(&self.store, name)?;
+        let refused = self.map.put("key", "value").expect_err("the handle is of the past");
+        // A disk may have stopped.
+        assert!(
+            matches!(refused.reason(), Reason::Restored | Reason::Poisoned { .. }),
+            "{refused}"
+        );
+        *self = Open::on(disk)?;
+        Ok(())
+    }
+}
+
+fn restore(store: &Store, name: &str) -> Result<u64> {
+    store.restore_checkpoint(name, &[], |_, _| Ok(()))
 }
 
 fn key(rng: &mut fastrand::Rng) -> Vec<u8> {
@@ -85,12 +124,24 @@ impl Step {
                 Step::DeleteRange(a.clone().min(b.clone()), a.max(b))
             }
             20..=22 => Step::Fold,
-            23..=26 => Step::Create(format!("checkpoint {number}")),
+            23..=25 => Step::Create(format!("checkpoint {number}")),
+            26..=27 => Step::Restore(name(rng)),
             _ => Step::Drop(name(rng)),
         }
     }
 
-    fn perform(&self, store: &Store, map: &Map) -> Result<()> {
+    fn perform(&self, open: &mut Open, disk: &SimDisk) -> Result<()> {
+        if let Step::Restore(name) = self {
+            return match open.restore(disk, name) {
+                Err(error) if matches!(error.reason(), Reason::UnknownCheckpoint { .. }) => Ok(()),
+                restored => restored,
+            };
+        }
+        self.write(&open.store, &open.map)
+    }
+
+    /// Performs what needs no opening of the store.
+    fn write(&self, store: &Store, map: &Map) -> Result<()> {
         let checkpoints = store.checkpoints();
         match self {
             Step::Put(key, value) => map.put(key, value),
@@ -100,6 +151,7 @@ impl Step {
             Step::Fold => store.maintain(),
             Step::Create(name) => checkpoints.create(name, name.to_uppercase()).map(drop),
             Step::Drop(name) => checkpoints.drop(name).map(drop),
+            Step::Restore(_) => unreachable!("the store is opened after it"),
         }
     }
 
@@ -112,6 +164,7 @@ impl Step {
             Step::Fold => {}
             Step::Create(name) => drop(model.kept.insert(name.clone(), model.now.clone())),
             Step::Drop(name) => drop(model.kept.remove(name)),
+            Step::Restore(name) => model.now = model.kept.get(name).unwrap_or(&model.now).clone(),
         }
     }
 }
@@ -180,57 +233,57 @@ fn assert_nothing_is_left(store: &Store, map: &Map, seed: u64) {
 
 #[test]
 fn checkpoints_stay_as_they_were_in_a_random_history() {
-    for seed in 0..SEEDS {
+    for seed in 0..seeds() {
         let mut rng = fastrand::Rng::with_seed(seed);
         let disk = SimDisk::new(seed);
-        let store = options().open_on(disk.platform()).expect("a store");
-        let map = store.map("map").expect("a map");
+        let mut open = Open::on(&disk).expect("a store");
         let mut model = Model::default();
         // Snapshots of checkpoints that may be dropped meanwhile.
-        let mut opened: Vec<(Snapshot, Content)> = Vec::new();
+        let mut opened: Vec<(Snapshot, Map, Content)> = Vec::new();
         for number in 0..STEPS {
             let step = Step::random(&mut rng, number);
-            step.perform(&store, &map)
+            step.perform(&mut open, &disk)
                 .unwrap_or_else(|error| panic!("seed {seed}, {step:?}: {error}"));
             step.apply(&mut model);
+            let Open { store, map } = &open;
             if rng.u8(..12) == 0
                 && let Some((name, kept)) = model.kept.iter().next_back()
             {
-                opened.push((store.checkpoints().open(name).expect("it is there"), kept.clone()));
+                let snapshot = store.checkpoints().open(name).expect("it is there");
+                opened.push((snapshot, map.clone(), kept.clone()));
             }
             if rng.u8(..8) == 0 && !opened.is_empty() {
-                let (snapshot, kept) = opened.swap_remove(rng.usize(..opened.len()));
+                let (snapshot, map, kept) = opened.swap_remove(rng.usize(..opened.len()));
                 assert!(content(&snapshot, &map) == kept, "seed {seed}, step {number}");
             }
             if number % 20 == 19 {
-                assert!(found(&store, &map) == model, "seed {seed}, step {number}");
-                assert_differs_as(&store, &model, &mut rng);
-                assert_sound(&store, seed);
+                assert!(found(store, map) == model, "seed {seed}, step {number}");
+                assert_differs_as(store, &model, &mut rng);
+                assert_sound(store, seed);
             }
         }
-        for (snapshot, kept) in opened {
+        for (snapshot, map, kept) in opened {
             assert!(content(&snapshot, &map) == kept, "seed {seed}");
         }
-        assert_nothing_is_left(&store, &map, seed);
+        assert_nothing_is_left(&open.store, &open.map, seed);
     }
 }
 
 #[test]
 fn checkpoints_survive_kills_and_power_cuts_at_any_call() {
-    for seed in 0..SEEDS {
+    for seed in 0..seeds() {
         let mut rng = fastrand::Rng::with_seed(1_000 + seed);
         let mut disk = SimDisk::new(seed);
         let mut model = Model::default();
         let mut number = 0;
         for _ in 0..10 {
-            let store = options().open_on(disk.platform()).expect("a store");
-            let map = store.map("map").expect("a map");
-            assert_sound(&store, seed);
+            let mut open = Open::on(&disk).expect("a store");
+            assert_sound(&open.store, seed);
             disk.stop_after(rng.u64(1..400));
             let failed = loop {
                 number += 1;
                 let step = Step::random(&mut rng, number);
-                match step.perform(&store, &map) {
+                match step.perform(&mut open, &disk) {
                     Ok(()) => step.apply(&mut model),
                     Err(_) => break step,
                 }
@@ -238,7 +291,7 @@ fn checkpoints_survive_kills_and_power_cuts_at_any_call() {
                     break Step::Fold;
                 }
             };
-            drop((map, store));
+            drop(open);
             disk = match rng.bool() {
                 true => disk.power_cut(rng.u64(..)),
                 false => disk.kill(),
@@ -436,7 +489,7 @@ fn trees_of_different_heights_are_told_apart() {
     let map = store.map("map").expect("a map");
     let (mut rng, mut model) = (fastrand::Rng::with_seed(6), Model::default());
     let perform = |step: Step, model: &mut Model| {
-        step.perform(&store, &map)
+        step.write(&store, &map)
             .unwrap_or_else(|error| panic!("{step:?}: {error}"));
         step.apply(model);
     };
@@ -547,8 +600,7 @@ fn a_full_disk_refuses_a_checkpoint_and_lets_old_ones_be_dropped() {
     for seed in 0..10 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let disk = SimDisk::new(seed);
-        let store = options().open_on(disk.platform()).expect("a store");
-        let map = store.map("map").expect("a map");
+        let mut open = Open::on(&disk).expect("a store");
         let mut model = Model::default();
         disk.set_capacity(Some(disk.allocated_bytes() + rng.u64(1..3) * (1 << 20)));
         let mut refused = 0;
@@ -557,13 +609,13 @@ fn a_full_disk_refuses_a_checkpoint_and_lets_old_ones_be_dropped() {
                 Step::Drop(_) => Step::Fold,
                 step => step,
             };
-            match step.perform(&store, &map) {
+            match step.perform(&mut open, &disk) {
                 Ok(()) => step.apply(&mut model),
                 Err(error) => {
                     assert_eq!(error.kind(), Kind::MakeSpace, "seed {seed}, {step:?}: {error}");
                     refused += 1;
                     if let Step::Create(name) = &step
-                        && store.checkpoints().get(name).expect("a look").is_some()
+                        && open.store.checkpoints().get(name).expect("a look").is_some()
                     {
                         // It was published, and the meta page for it found no room.
                         step.apply(&mut model);
@@ -571,18 +623,19 @@ fn a_full_disk_refuses_a_checkpoint_and_lets_old_ones_be_dropped() {
                 }
             }
         }
+        let Open { store, map } = &open;
         let kept = model.kept.len();
         assert!(refused > 10 && kept > 2, "seed {seed}: {refused}, {kept}");
-        assert!(found(&store, &map) == model, "seed {seed}");
-        assert_sound(&store, seed);
+        assert!(found(store, map) == model, "seed {seed}");
+        assert_sound(store, seed);
         for name in model.kept.clone().into_keys() {
             let dropped = store.checkpoints().drop(&name);
             assert!(dropped.unwrap_or_else(|error| panic!("seed {seed}, {name}: {error}")));
             model.kept.remove(&name);
         }
-        assert!(found(&store, &map) == model, "seed {seed}");
+        assert!(found(store, map) == model, "seed {seed}");
         map.put("key", vec![1; 10_000]).expect("there is room again");
-        assert_nothing_is_left(&store, &map, seed);
+        assert_nothing_is_left(store, map, seed);
     }
 }
 
@@ -676,4 +729,197 @@ fn what_cannot_be_made_is_refused() {
     assert_eq!(checkpoints.list().expect("a list").len(), 1);
     assert!(checkpoints.open("two").is_err());
     assert_eq!(checkpoints.get("two").expect("a look"), None);
+}
+
+/// The store that other processes have open, put back by one that dies at its n-th call of the system.
+#[test]
+fn a_process_that_dies_while_it_restores_leaves_the_others_the_present_or_the_past() {
+    let (mut calls, mut restored) = (0, [0; 2]);
+    loop {
+        calls += 1;
+        let disk = SimDisk::new(calls);
+        let Open { store, map } = Open::on(&disk).expect("a store");
+        let fill =
+            |map: &Map, with: u8| (0..80u32).for_each(|at| map.put(at.to_be_bytes(), [with; 200]).expect("a put"));
+        fill(&map, 1);
+        map.append("numbered", "first").expect("an append");
+        store.checkpoints().create("old", "OLD").expect("room");
+        let old = content(&store.snapshot().expect("a snapshot"), &map);
+        fill(&map, 2);
+        map.append("numbered", "second").expect("an append");
+        map.put("long", vec![7; 100_000]).expect("a put");
+        let now = content(&store.snapshot().expect("a snapshot"), &map);
+        let held = store.snapshot().expect("a snapshot");
+        let (sender, ended) = channel();
+        let dies = sender.clone();
+        let platform = disk.platform_of_one_who_dies(calls, move || dies.send(true).expect("a test waits"));
+        std::thread::spawn(move || {
+            let mortal = options().open_on(platform).expect("the store is there");
+            restore(&mortal, "old").expect("it is there");
+            sender.send(false).expect("a test waits");
+        });
+        let died = ended.recv().expect("it dies or comes to its end");
+        // The next holder of the commit lock finds out whether the commit stands.
+        let after = match map.put("key", "value") {
+            Ok(()) => {
+                map.delete("key").expect("a deletion");
+                &now
+            }
+            Err(error) => {
+                assert!(matches!(error.reason(), Reason::Restored), "{calls} calls: {error}");
+                assert_eq!(error.kind(), Kind::Reopen);
+                &old
+            }
+        };
+        assert!(content(&held, &map) == now, "{calls} calls");
+        restored[usize::from(after == &old)] += 1;
+        let again = Open::on(&disk).expect("a store");
+        assert!(content(&again.store.snapshot().expect("a snapshot"), &again.map) == *after);
+        again.store.maintain().expect("a fold");
+        assert_sound(&again.store, calls);
+        let number = again.map.append("numbered", "third").expect("an append");
+        assert_eq!(number, 2, "{calls} calls");
+        again.map.put("key", "value").expect("a put");
+        let mut expected = after.clone();
+        expected.insert(b"key".to_vec(), b"value".to_vec());
+        expected.insert([&b"numbered"[..], &2u64.to_be_bytes()].concat(), b"third".to_vec());
+        // Both ways in which the next process may find the files.
+        for disk in [disk.kill(), disk.power_cut(calls)] {
+            let last = Open::on(&disk).expect("a store");
+            assert!(content(&last.store.snapshot().expect("a snapshot"), &last.map) == expected);
+            assert_sound(&last.store, calls);
+            assert_nothing_is_left(&last.store, &last.map, calls);
+        }
+        if !died {
+            break;
+        }
+    }
+    assert!(restored[0] > 5 && restored[1] > 5, "{restored:?}");
+}
+
+#[test]
+fn handles_from_before_a_restore_are_refused_and_what_they_held_stays() {
+    let disk = SimDisk::new(1);
+    let (one, other) = (Open::on(&disk).expect("a store"), Open::on(&disk).expect("a store"));
+    one.map.put("key", "first").expect("a put");
+    one.store.checkpoints().create("first", "").expect("room");
+    one.map.put("key", "second").expect("a put");
+    one.store
+        .map("made later")
+        .expect("a map")
+        .put("a", "b")
+        .expect("a put");
+    let snapshot = other.store.snapshot().expect("a snapshot");
+    let mut tx = other.store.begin(TransactionOptions::default()).expect("a transaction");
+    tx.put(&other.map, "other key", "value").expect("room");
+    let mut changes = other.store.changes(ChangesFrom::Now).expect("a stream");
+    let before = snapshot.commit();
+    let unknown = restore(&one.store, "second").expect_err("there is none");
+    assert!(matches!(unknown.reason(), Reason::UnknownCheckpoint { .. }));
+    one.map.get("key").expect("nothing has happened");
+    let restored = restore(&one.store, "first").expect("it is there");
+    assert!(restored > before);
+    let is_refused = |error: Error| assert!(matches!(error.reason(), Reason::Restored), "{error}");
+    for open in [&one, &other] {
+        is_refused(open.map.get("key").expect_err("it is of the past"));
+        is_refused(open.map.put("key", "third").expect_err("it is of the past"));
+        is_refused(open.store.snapshot().expect_err("it is of the past"));
+        is_refused(open.store.map("map").expect_err("it is of the past"));
+        is_refused(open.store.checkpoints().list().expect_err("it is of the past"));
+        is_refused(open.store.checkpoints().drop("first").expect_err("it is of the past"));
+    }
+    is_refused(changes.next(Duration::ZERO).expect_err("it is of the past"));
+    is_refused(tx.commit().expect_err("it is of the past"));
+    let held = snapshot.get(&other.map, "key").expect("a get");
+    assert_eq!(held.as_deref(), Some(&b"second"[..]));
+    drop((held, changes));
+    let again = Open::on(&disk).expect("a store");
+    assert_eq!(again.map.get("key").expect("a get").as_deref(), Some(&b"first"[..]));
+    let names = again.store.maps().list().expect("a list");
+    assert_eq!(names.len(), 1, "{names:?}");
+    let later = again.store.map("made later").expect("a map");
+    assert!(later.is_empty().expect("a look"));
+    assert!(again.store.changes(ChangesFrom::After(before)).is_err());
+    one.store.close().expect("a handle of the past can be closed");
+    drop((snapshot, other));
+    again.store.maintain().expect("a fold");
+    assert_sound(&again.store, 1);
+}
+
+#[test]
+fn a_stream_of_commits_does_not_pass_over_a_restore() {
+    let disk = SimDisk::new(1);
+    let open = || {
+        let options = options().retain_log_bytes(1 << 20);
+        let store = options.open_on(disk.platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        Open { store, map }
+    };
+    let Open { store, map } = open();
+    map.put("key", "first").expect("a put");
+    store.checkpoints().create("first", "").expect("room");
+    map.put("key", "second").expect("a put");
+    let before = store.snapshot().expect("a snapshot").commit();
+    let restored = restore(&store, "first").expect("it is there");
+    let again = open();
+    again.map.put("key", "third").expect("a put");
+    // The first process keeps the log for those who were there.
+    let gone = match again.store.changes(ChangesFrom::After(before)) {
+        Ok(mut changes) => changes
+            .next(Duration::ZERO)
+            .expect_err("it does not tell what was restored"),
+        Err(error) => error,
+    };
+    assert!(matches!(gone.reason(), Reason::NotRetained { .. }), "{gone}");
+    let mut changes = again.store.changes(ChangesFrom::After(restored)).expect("a stream");
+    let change = changes.next(Duration::ZERO).expect("a commit").expect("there is one");
+    assert_eq!(change.number, restored + 1);
+}
+
+/// A checkpoint that several trees come from stays in the file as long as it must, and no longer.
+#[test]
+fn dropping_a_checkpoint_that_was_restored_keeps_what_its_two_heirs_share() {
+    let disk = SimDisk::new(1);
+    let mut open = Open::on(&disk).expect("a store");
+    let fill = |open: &Open, keys: std::ops::Range<u32>, with: u8| {
+        keys.for_each(|at| open.map.put(at.to_be_bytes(), [with; 400]).expect("a put"));
+    };
+    fill(&open, 0..1_000, 1);
+    open.store.checkpoints().create("fork", "").expect("room");
+    fill(&open, 0..300, 2);
+    open.store.checkpoints().create("heir", "").expect("room");
+    fill(&open, 300..400, 3);
+    open.restore(&disk, "fork").expect("it is there");
+    fill(&open, 500..600, 4);
+    let now = content(&open.store.snapshot().expect("a snapshot"), &open.map);
+    let checkpoints = open.store.checkpoints();
+    assert!(checkpoints.drop("fork").expect("a drop"));
+    assert!(!checkpoints.drop("fork").expect("a drop"), "it is gone for the user");
+    assert_eq!(checkpoints.list().expect("a list").len(), 1);
+    assert!(checkpoints.open("fork").is_err() && checkpoints.open("").is_err());
+    open.store.maintain().expect("a fold");
+    assert_sound(&open.store, 1);
+    checkpoints.create("fork", "").expect("the name is free");
+    fill(&open, 0..1_000, 5);
+    open.store.maintain().expect("a fold");
+    let heir = checkpoints.open("heir").expect("it is there");
+    assert_eq!(
+        heir.get(&open.map, 0u32.to_be_bytes())
+            .expect("a get")
+            .expect("a value")[0],
+        2
+    );
+    assert_eq!(
+        heir.get(&open.map, 999u32.to_be_bytes())
+            .expect("a get")
+            .expect("a value")[0],
+        1
+    );
+    drop(heir);
+    let fork = checkpoints.open("fork").expect("it is there");
+    assert!(content(&fork, &open.map) == now);
+    drop(fork);
+    assert!(checkpoints.drop("heir").expect("a drop"));
+    assert_sound(&open.store, 1);
+    assert_nothing_is_left(&open.store, &open.map, 1);
 }

@@ -110,7 +110,7 @@ impl Checkpoints<'_> {
     /// Those of a snapshot.
     pub fn list(&self) -> Result<Vec<Checkpoint>> {
         let register = self.store.core().present_register()?;
-        Ok(register.all.iter().map(Checkpoint::from).collect())
+        Ok(register.present().map(Checkpoint::from).collect())
     }
 
     /// A checkpoint; `None`: there is none of this name.
@@ -205,8 +205,8 @@ impl Checkpoints<'_> {
         let core = self.store.core();
         core.refuse_beside("checkpoints().keep_last", || count.to_string())?;
         core.drop_checkpoints(|register| {
-            let old = register.all.len().saturating_sub(count);
-            register.all[..old].iter().map(|kept| kept.id).collect()
+            let newest_first = register.present().rev();
+            newest_first.skip(count).map(|kept| kept.id).collect()
         })
     }
 }

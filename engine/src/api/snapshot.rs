@@ -42,7 +42,7 @@ impl Pinned {
     #[inline(always)]
     pub(crate) fn new(store: &Store, limit: &AtomicU64, purpose: Purpose) -> Result<Pinned> {
         // What else can be in the way is looked at with the pin.
-        store.core().running()?;
+        store.core().present()?;
         // SAFETY: the pin stays until the end, the handle keeps the store open for as long, and `Pinned::view` is the only
         // way to what is kept here.
         let (pin, view) = unsafe { store.core().pin_limit(limit) }?;
@@ -53,7 +53,7 @@ impl Pinned {
 
     /// Pins a checkpoint.
     fn of_checkpoint(store: &Store, name: &str) -> Result<Pinned> {
-        store.core().running()?;
+        store.core().present()?;
         // SAFETY: as in `new`.
         let (pin, view) = unsafe { store.core().pin_checkpoint(name) }?;
         // SAFETY: as in `new`.

@@ -105,7 +105,7 @@ impl Core {
                 cursor.next()?;
             }
             for run in generation.runs(newer.since, u64::MAX) {
-                let first = first_in(self.source(), run?.1, range)?;
+                let first = first_in(self.source(), run?.root, range)?;
                 if first.is_some() {
                     return Ok(first);
                 }
@@ -134,7 +134,7 @@ impl Core {
             }
             for other in generation.runs(newer.since, u64::MAX) {
                 // Two runs: walk the other one through this one.
-                let found = common_key(self.source(), run, other?.1)?;
+                let found = common_key(self.source(), run, other?.root)?;
                 if found.is_some() {
                     return Ok(found);
                 }

@@ -46,6 +46,8 @@ pub(crate) struct Draft {
     pub(crate) adds_anything: bool,
     /// Runs that it attaches.
     pub(crate) runs: u64,
+    /// Whether it restores a checkpoint.
+    pub(crate) restores: bool,
     /// What folding the draft takes beyond what its operations and bytes say; see [`fold_costs`].
     pub(crate) costs: FoldCosts,
 }
@@ -160,6 +162,7 @@ impl Draft {
             time: None,
             adds_anything: false,
             runs: 0,
+            restores: false,
             costs: FoldCosts::default(),
         }
     }
@@ -180,6 +183,7 @@ impl Draft {
         self.time = None;
         self.adds_anything = false;
         self.runs = 0;
+        self.restores = false;
         self.costs = FoldCosts::default();
     }
 
@@ -225,8 +229,11 @@ impl Draft {
             ..Planned::at(position, 0)
         });
         self.costs += fold_costs(kind, value);
-        self.adds_anything |= kind == OperationKind::Run;
-        self.runs += u64::from(kind == OperationKind::Run);
+        let is_restore = kind == OperationKind::Restore;
+        let is_tree = is_restore || kind == OperationKind::Run;
+        self.restores |= is_restore;
+        self.adds_anything |= is_tree;
+        self.runs += u64::from(is_tree);
     }
 
     /// Adds an append: `prefix` is a full key to which the commit adds a number.

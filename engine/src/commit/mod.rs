@@ -155,6 +155,8 @@ impl Core {
         let mut appended = self.append_promised(draft, checks, token);
         if let Err(error) = &appended
             && error.kind() == Kind::MakeSpace
+            // Who restores has the maintenance lock.
+            && !draft.restores
         {
             match self.give_end_back() {
                 Ok(true) => appended = self.append_promised(draft, checks, token),
@@ -169,7 +171,7 @@ impl Core {
         if let Err(error) = &appended {
             self.space.settle(costs);
             // After a failed write the store has stopped, and the counts no longer matter.
-            if error.kind() != Kind::Reopen {
+            if error.kind() != Kind::Reopen || matches!(error.reason(), Reason::Restored) {
                 self.note_not_promised(costs);
             }
         }
@@ -840,6 +842,10 @@ impl Core {
             self.catalog
                 .has_changed(control.catalog.swap(commit, Ordering::AcqRel), commit);
         }
+        if draft.restores {
+            // No handle goes on that was opened before it.
+            self.region.begin_another_life();
+        }
         // A thread that finds the name of a new map from here on gets a working handle.
         draft.created.iter().for_each(|&id| self.catalog.created(id, commit));
         kill_point();
@@ -862,7 +868,9 @@ impl Core {
             let planned = draft.planned[operation];
             let position = body + planned.position;
             match draft.finger(planned.near).copied() {
-                _ if planned.note == Some(OperationKind::Run) => index.add_run(commit, position),
+                _ if matches!(planned.note, Some(OperationKind::Run | OperationKind::Restore)) => {
+                    index.add_run(commit, position);
+                }
                 _ if planned.note.is_some() => index.add_range_delete(commit, position),
                 None => index.insert(log, draft.full_key(operation), planned.hash, commit, position),
                 Some(finger) => {

@@ -45,7 +45,7 @@ use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::read::deleted::Deletions;
 use crate::read::scan::Scan;
 use crate::read::view::View;
-use crate::region::{Control, GenerationEntry, Region};
+use crate::region::{Control, GenerationEntry, Region, STOPPED};
 use crate::settings::Settings;
 
 /// See the module.
@@ -74,6 +74,8 @@ pub(crate) struct Core {
     /// Wakers of commit futures, by commit.
     pub(crate) waiting: Mutex<Vec<(u64, std::task::Waker)>>,
     pub(crate) closed: AtomicBool,
+    /// What [`crate::region::Control::life`] is as long as the handles of this process are good.
+    life: u32,
     /// The process that opened the store: asking the kernel costs more than all the rest of a snapshot.
     pub(crate) process: u32,
     /// Whether the thread that syncs for commit futures runs. Where it could not be started they sync for themselves.
@@ -143,6 +145,7 @@ impl Core {
         lock: StoreLock,
     ) -> Core {
         let pace = Pace::new(region.clone());
+        let life = region.control().life.0.load(Ordering::Acquire) & !STOPPED;
         let unit = platform.storage.write_unit();
         let store_unit = platform.storage.store_unit();
         region.limit_locks(settings.lock_timeout);
@@ -173,6 +176,7 @@ impl Core {
             work: (Mutex::new(Work::default()), Condvar::new()),
             waiting: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
+            life,
             process: duramen_io::process_id(),
             syncer_runs: AtomicBool::new(false),
             folder_runs: AtomicBool::new(false),
@@ -308,11 +312,29 @@ impl Core {
     /// Refuses work after an input/output error or after `close`.
     #[inline]
     pub(crate) fn healthy(&self) -> Result<()> {
-        self.unpoisoned()?;
+        self.present()?;
         if self.closed.load(Ordering::Relaxed) {
             return Err(Reason::Closed.into());
         }
         Ok(())
+    }
+
+    /// Refuses work after an input/output error, after a restore, and in a process that was forked.
+    #[inline]
+    pub(crate) fn present(&self) -> Result<()> {
+        self.own()?;
+        match self.control().life.0.load(Ordering::Relaxed) {
+            life if life == self.life => Ok(()),
+            life => Err(self.past(life)),
+        }
+    }
+
+    #[cold]
+    fn past(&self, life: u32) -> Error {
+        match life & STOPPED {
+            0 => Reason::Restored.into(),
+            _ => Reason::Poisoned { cause: self.cause() }.into(),
+        }
     }
 
     /// Refuses work in a fork of the process that opened the store.
@@ -422,7 +444,7 @@ impl Core {
     }
 
     pub(crate) fn is_poisoned(&self) -> bool {
-        self.control().poisoned.0.load(Ordering::Relaxed) != 0
+        self.control().life.0.load(Ordering::Relaxed) & STOPPED != 0
     }
 
     /// Tells those who wait for room that there may be some.

@@ -26,7 +26,7 @@ use crate::error::{Error, Reason, Result};
 use crate::limits::LOG_SPAN_BYTES;
 use crate::log::FoldCosts;
 use crate::log::fold_costs;
-use crate::log::{Operations, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
+use crate::log::{OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, body_checksum, record_bytes};
 use crate::planted::{PlantedBug, is_planted, kill_point};
 use crate::region::{GenerationState, Tail};
 
@@ -150,6 +150,9 @@ impl Core {
             let position = body_start + position as u32;
             costs.operations += 1;
             costs += fold_costs(operation.kind, operation.value);
+            if operation.kind == OperationKind::Restore {
+                self.region.begin_another_life();
+            }
             // Each process that died in an insert may have left memory that nothing refers to.
             if !generation.index.has_room(1) {
                 return Err(Error::damaged(format!(
@@ -268,7 +271,7 @@ mod tests {
     use crate::datafile::meta::Meta;
     use crate::key::full_key::{CATALOG, FullKey};
     use crate::limits::PAGE_BYTES;
-    use crate::log::{Body, OperationKind};
+    use crate::log::Body;
     use crate::{ChangesFrom, Durability, Maintenance, Options, Store};
 
     fn open(disk: &SimDisk) -> Store {

@@ -216,8 +216,7 @@ impl Core {
 
     /// The register of the present.
     pub(crate) fn present_register(&self) -> Result<Arc<Register>> {
-        self.running()?;
-        self.own()?;
+        self.present()?;
         let (pin, version, _) = self.region.pin(slot_hint(), &self.control().visible.0)?;
         let register = self.register(version.register);
         self.unpin(&pin);

@@ -41,6 +41,7 @@ pub(crate) struct Kept {
     /// When it was made, in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) root: Root,
+    /// Empty: it was dropped, and stays as long as several trees come from it.
     pub(crate) name: String,
     pub(crate) metadata: Vec<u8>,
 }
@@ -71,8 +72,34 @@ impl Register {
         place.ok().map(|place| &self.all[place])
     }
 
+    /// Those that were not dropped.
+    pub(crate) fn present(&self) -> impl DoubleEndedIterator<Item = &Kept> {
+        self.all.iter().filter(|kept| !kept.name.is_empty())
+    }
+
+    /// Whether more than one tree comes from a checkpoint. They share pages that it has, and its parent may not have them: so
+    /// their births would not tell any more which pages are shared.
+    pub(crate) fn is_fork(&self, id: u64) -> bool {
+        let children = self.all.iter().filter(|kept| kept.parent == id).count();
+        children + usize::from(self.origin == id) > 1
+    }
+
+    /// Notes that a fork was dropped.
+    pub(crate) fn forget_name(&mut self, id: u64) {
+        if let Some(kept) = self.all.iter_mut().find(|kept| kept.id == id) {
+            kept.name.clear();
+            kept.metadata.clear();
+        }
+    }
+
+    /// A checkpoint that was dropped while it was a fork, and is none any more.
+    pub(crate) fn needless(&self) -> Option<&Kept> {
+        let dropped = |kept: &&Kept| kept.name.is_empty() && !self.is_fork(kept.id);
+        self.all.iter().find(dropped)
+    }
+
     pub(crate) fn named(&self, name: &str) -> Option<&Kept> {
-        self.all.iter().find(|kept| kept.name == name)
+        self.present().find(|kept| kept.name == name)
     }
 
     /// The version of a checkpoint; 0, which is older than all pages, for none.

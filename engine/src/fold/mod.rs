@@ -36,6 +36,7 @@ use crate::core::{Core, MaintenanceState};
 use crate::datafile::meta::Meta;
 use crate::datafile::pages::MappedPages;
 use crate::datafile::promises::LEAVES_PER_OPERATION;
+use crate::datafile::register::SavedRegister;
 use crate::error::{Error, Reason, Result, unless_full};
 use crate::fold::newest::NewestChanges;
 use crate::fold::page_sink::FileSink;
@@ -108,7 +109,11 @@ impl MaintenanceState {
 impl Core {
     /// One round of everything that is due: fold what is there, make it durable, free what is no longer needed.
     pub(crate) fn maintain(&self) -> Result<()> {
-        self.writable()?;
+        if self.settings.read_only {
+            return Err(Reason::ReadOnly.into());
+        }
+        self.unpoisoned()?;
+        self.undamaged()?;
         let _user = self.enter()?;
         self.bury_the_dead();
         self.maintain_all()?;
@@ -295,17 +300,32 @@ impl Core {
             }
             Ok(())
         };
-        let folded = self.fold_in_parts(state, &version, frozen, operations, &mut report);
-        let folded = folded.and_then(|folded| match folded {
-            Some(folded) => Ok(folded),
-            None => self.fold_in_one(&self.region.version(), frozen, &mut report),
-        });
+        let restored = self.restored_by(frozen)?;
+        let mut register = version.register;
+        let folded = match &restored {
+            Some(restored) => {
+                self.fold_over_checkpoint(&version, frozen, restored, &mut report)
+                    .map(|(root, sink, saved)| {
+                        register = saved;
+                        (root, sink)
+                    })
+            }
+            None => self
+                .fold_in_parts(state, &version, frozen, operations, &mut report)
+                .and_then(|folded| match folded {
+                    Some(folded) => Ok(folded),
+                    None => self.fold_in_one(&self.region.version(), frozen, &mut report),
+                }),
+        };
         let (root, mut sink) = folded?;
         if let Err(error) = self.keep_history(state, frozen) {
             sink.abandon();
             return Err(error);
         }
-        self.install(state, root, last_commit, frozen, sink)?;
+        self.install(state, root, last_commit, frozen, sink, register)?;
+        if restored.is_some() {
+            self.learn_origin()?;
+        }
         self.pace.finishes(self.platform.clock.monotonic());
         self.set_price();
         self.count_fold(operations, begun);
@@ -389,6 +409,7 @@ impl Core {
         last_commit: u64,
         frozen: &[u16],
         sink: FileSink<'_>,
+        register: SavedRegister,
     ) -> Result<()> {
         let tree = NewTree {
             birth: sink.birth,
@@ -399,6 +420,7 @@ impl Core {
             next.root = root;
             (next.base_commit, next.reaches) = (last_commit, last_commit);
             next.generations.retain(|slot| !frozen.contains(slot));
+            next.register = register;
         });
         published.map(drop)
     }

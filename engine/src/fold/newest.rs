@@ -42,7 +42,8 @@ enum Held<'a, S: PageSource> {
 }
 
 impl<'a, S: PageSource> NewestChanges<'a, S> {
-    /// Those of frozen generations, oldest first, in a range of keys: from the first on, to before the second.
+    /// Those of frozen generations, oldest first, in a range of keys: from the first on, to before the second. Where one of them
+    /// holds a restore, they are changes of the tree that it put in the place of the base.
     pub(crate) fn of_generations(
         source: S,
         generations: &[GenerationView<'a>],
@@ -51,9 +52,12 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
         let deleted = Deleted::all(generations, 0, u64::MAX)?;
         let mut changes = NewestChanges::over(&deleted, &[]);
         for generation in generations {
-            changes.above.add_generation(source, generation, u64::MAX)?;
+            changes.above.add_folded(source, generation)?;
         }
-        changes.cuts = deleted.union();
+        changes.cuts = match newest_restore(generations)? {
+            Some((restored, _)) => Deleted::all(generations, restored, u64::MAX)?.union(),
+            None => deleted.union(),
+        };
         changes.high = high.map(<[u8]>::to_vec);
         changes.start(low)
     }
@@ -146,6 +150,17 @@ impl<'a, S: PageSource> NewestChanges<'a, S> {
             }
         }
     }
+}
+
+/// The newest restore in generations: its commit, and the id of the checkpoint.
+pub(crate) fn newest_restore(generations: &[GenerationView<'_>]) -> Result<Option<(u64, u64)>> {
+    for generation in generations.iter().rev() {
+        let restore = generation.restore()?;
+        if restore.is_some() {
+            return Ok(restore);
+        }
+    }
+    Ok(None)
 }
 
 /// Replaces the newest change so far if this one is newer; the value of the one that loses is superseded.

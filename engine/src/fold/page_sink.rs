@@ -76,6 +76,12 @@ impl<'a> FileSink<'a> {
         }
     }
 
+    /// The tree is made from that of a checkpoint.
+    pub(crate) fn over(mut self, origin: Origin) -> FileSink<'a> {
+        self.origin = Some(origin);
+        self
+    }
+
     /// Lets `merge` write a tree, and finishes it, or gives everything back when that fails.
     pub(crate) fn filled_by<T>(
         mut self,
@@ -86,7 +92,7 @@ impl<'a> FileSink<'a> {
         Ok((merged, self))
     }
 
-    fn take(&mut self, want: Want) -> Result<(u32, u32)> {
+    pub(crate) fn take(&mut self, want: Want) -> Result<(u32, u32)> {
         let take = || self.core.space.take(self.claim, want, &self.core.pages);
         let (page, count) = match take() {
             // Runs are written outside all locks, unlike new trees.

@@ -30,8 +30,10 @@ pub(crate) const RECORD_HEADER_BYTES: usize = 56;
 const OPERATION_HEADER_BYTES: usize = 12;
 /// The flag of an operation whose pages were not synced before its record was written.
 const MAY_BE_TORN: u8 = 1;
-/// Bytes of the root that a run operation holds as its value.
+/// Bytes of the root that a run, or a restore, holds as its value.
 const RUN_BYTES: usize = 20;
+/// Bytes of the full key of a restore.
+const RESTORE_KEY_BYTES: usize = 12;
 
 /// Bytes that a record with a body of this length takes in the log.
 pub(crate) fn record_bytes(body: usize) -> u64 {
@@ -114,12 +116,17 @@ pub(crate) enum OperationKind {
     DeleteRange = 4,
     /// Applies a sorted run of changes that is in the data file; the value is the encoded root.
     Run = 5,
+    /// Puts the tree of a checkpoint in the place of everything before; the key ends with its id, the value is the encoded root.
+    Restore = 6,
 }
 
 impl OperationKind {
     /// Whether it changes more than one key.
     pub(crate) fn is_note(self) -> bool {
-        matches!(self, OperationKind::DeleteRange | OperationKind::Run)
+        matches!(
+            self,
+            OperationKind::DeleteRange | OperationKind::Run | OperationKind::Restore
+        )
     }
 }
 
@@ -145,6 +152,7 @@ impl<'a> Operation<'a> {
             3 => OperationKind::PutExtent,
             4 => OperationKind::DeleteRange,
             5 => OperationKind::Run,
+            6 => OperationKind::Restore,
             other => {
                 return Err(Error::damaged(format!(
                     "the log holds an operation of unknown kind {other}"
@@ -161,8 +169,11 @@ impl<'a> Operation<'a> {
         let value = bytes.get(key_end..key_end + value_length).ok_or_else(cut)?;
         match kind {
             OperationKind::PutExtent => check_extent(value)?,
-            OperationKind::Run if value.len() != RUN_BYTES => {
+            OperationKind::Run | OperationKind::Restore if value.len() != RUN_BYTES => {
                 return Err(Error::damaged("the log holds a run of the wrong length"));
+            }
+            OperationKind::Restore if full_key.len() != RESTORE_KEY_BYTES => {
+                return Err(Error::damaged("the log holds a restore of no checkpoint"));
             }
             _ => {}
         }
@@ -183,7 +194,9 @@ impl<'a> Operation<'a> {
                 Stored::Extent(Extent::decode(self.value.try_into().expect("checked on decode")))
             }
             OperationKind::Delete => Stored::Deleted,
-            OperationKind::DeleteRange | OperationKind::Run => panic!("{:?} is not a change of one key", self.kind),
+            OperationKind::DeleteRange | OperationKind::Run | OperationKind::Restore => {
+                panic!("{:?} is not a change of one key", self.kind)
+            }
         }
     }
 }
@@ -316,6 +329,18 @@ pub(crate) fn encode_root(root: Root) -> [u8; 20] {
     out[8..16].copy_from_slice(&root.pairs.to_le_bytes());
     out[16..20].copy_from_slice(&root.checksum.to_le_bytes());
     out
+}
+
+/// The full key of the restore of a checkpoint. No pair has it.
+pub(crate) fn restore_key(checkpoint: u64) -> [u8; RESTORE_KEY_BYTES] {
+    let mut key = [0; RESTORE_KEY_BYTES];
+    key[4..].copy_from_slice(&checkpoint.to_be_bytes());
+    key
+}
+
+/// The checkpoint of the full key of a restore.
+pub(crate) fn restored_checkpoint(full_key: &[u8]) -> u64 {
+    u64::from_be_bytes(full_key[4..].try_into().expect("checked on decode"))
 }
 
 pub(crate) fn decode_root(bytes: &[u8]) -> Root {

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::index::IndexCursor;
 use crate::log::LogView;
 use crate::read::deleted::LAYER_RANK;
-use crate::read::view::GenerationView;
+use crate::read::view::{GenerationView, Run};
 use crate::read::write_set::{Layer, LayerCursor};
 
 /// Inputs, oldest first.
@@ -35,10 +35,27 @@ impl<'a, S: PageSource> Above<'a, S> {
 
     /// Adds what a generation holds up to a commit. Single operations of a commit come after its run.
     pub(crate) fn add_generation(&mut self, source: S, generation: &GenerationView<'a>, limit: u64) -> Result<()> {
+        self.add_chosen(source, generation, limit, |_| true)
+    }
+
+    /// As [`Above::add_generation`], without what restores brought: a fold takes the tree of the newest one for its base.
+    pub(crate) fn add_folded(&mut self, source: S, generation: &GenerationView<'a>) -> Result<()> {
+        self.add_chosen(source, generation, u64::MAX, |run| run.checkpoint.is_none())
+    }
+
+    fn add_chosen(
+        &mut self,
+        source: S,
+        generation: &GenerationView<'a>,
+        limit: u64,
+        is_chosen: impl Fn(&Run) -> bool,
+    ) -> Result<()> {
         for run in generation.runs(0, limit) {
-            let (commit, root) = run?;
-            self.runs.push(root);
-            self.inputs.push(Input::Run(commit, Cursor::new(source, root)));
+            let run = run?;
+            if is_chosen(&run) {
+                self.runs.push(run.root);
+                self.inputs.push(Input::Run(run.commit, Cursor::new(source, run.root)));
+            }
         }
         if generation.index.has_keys() {
             let cursor = IndexCursor::new(generation.index, generation.log);

@@ -10,7 +10,7 @@ use crate::datafile::pages::MappedPages;
 use crate::error::Result;
 use crate::index::{Finger, Index, Keys, Version};
 use crate::key::full_key::FullRange;
-use crate::log::{LogView, Operation, OperationKind, changed, decode_root};
+use crate::log::{LogView, Operation, OperationKind, changed, decode_root, restored_checkpoint};
 use crate::read::deleted::Deleted;
 use crate::read::value::{Entry, Source, Value};
 
@@ -19,6 +19,14 @@ use crate::read::value::{Entry, Source, Value};
 pub(crate) struct GenerationView<'p> {
     pub(crate) log: LogView<'p>,
     pub(crate) index: Index,
+}
+
+/// A sorted tree of changes that a commit brought.
+pub(crate) struct Run {
+    pub(crate) commit: u64,
+    pub(crate) root: Root,
+    /// The checkpoint that the tree belongs to, where the commit restored that.
+    pub(crate) checkpoint: Option<u64>,
 }
 
 impl std::fmt::Debug for GenerationView<'_> {
@@ -84,14 +92,34 @@ impl<'p> GenerationView<'p> {
         })
     }
 
-    /// Runs, likewise.
-    pub(crate) fn runs(self, since: u64, limit: u64) -> impl Iterator<Item = Result<(u64, Root)>> + use<'p> {
+    /// Runs, likewise. The tree of a checkpoint that was restored is one too.
+    pub(crate) fn runs(self, since: u64, limit: u64) -> impl Iterator<Item = Result<Run>> + use<'p> {
         let visible = self.index.runs().skip_while(move |note| note.commit > limit);
         let newer = visible.take_while(move |note| note.commit > since);
-        newer.map(move |note| match self.operation(note.position)? {
-            operation if operation.kind == OperationKind::Run => Ok((note.commit, decode_root(operation.value))),
-            _ => Err(changed(note.position)),
+        newer.map(move |note| {
+            let operation = self.operation(note.position)?;
+            let checkpoint = match operation.kind {
+                OperationKind::Run => None,
+                OperationKind::Restore => Some(restored_checkpoint(operation.full_key)),
+                _ => return Err(changed(note.position)),
+            };
+            Ok(Run {
+                commit: note.commit,
+                root: decode_root(operation.value),
+                checkpoint,
+            })
         })
+    }
+
+    /// The newest restore: its commit, and the id of the checkpoint.
+    pub(crate) fn restore(self) -> Result<Option<(u64, u64)>> {
+        for run in self.runs(0, u64::MAX) {
+            let run = run?;
+            if let Some(checkpoint) = run.checkpoint {
+                return Ok(Some((run.commit, checkpoint)));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -100,7 +128,7 @@ impl GenerationView<'_> {
     pub(crate) fn enter(self, operation: Operation<'_>, hash_seed: u64, commit: u64, position: u32) {
         match operation.kind {
             OperationKind::DeleteRange => self.index.add_range_delete(commit, position),
-            OperationKind::Run => self.index.add_run(commit, position),
+            OperationKind::Run | OperationKind::Restore => self.index.add_run(commit, position),
             OperationKind::Put | OperationKind::PutExtent | OperationKind::Delete => {
                 let hash = key_hash(hash_seed, operation.full_key);
                 self.index.insert(self.log, operation.full_key, hash, commit, position);
@@ -251,9 +279,9 @@ impl<'p> GenerationView<'p> {
         limit: u64,
     ) -> Result<Option<(u64, Entry<'p>)>> {
         for run in self.runs(newer_than, limit) {
-            let (commit, root) = run?;
-            if let Some(entry) = in_tree(source, root, full_key, hash)? {
-                return Ok(Some((commit, entry)));
+            let run = run?;
+            if let Some(entry) = in_tree(source, run.root, full_key, hash)? {
+                return Ok(Some((run.commit, entry)));
             }
         }
         Ok(None)

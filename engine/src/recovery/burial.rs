@@ -191,7 +191,10 @@ impl Core {
                 return Ok(());
             }
             OperationKind::Run => decode_root(operation.value),
-            OperationKind::Put | OperationKind::Delete | OperationKind::DeleteRange => return Ok(()),
+            // The pages of a restore are those of a checkpoint.
+            OperationKind::Put | OperationKind::Delete | OperationKind::DeleteRange | OperationKind::Restore => {
+                return Ok(());
+            }
         };
         btree::walk(self.source(), run, &mut |visit| {
             pages.extend(visit.pages());

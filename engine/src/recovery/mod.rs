@@ -815,7 +815,11 @@ impl<'a> Recovery<'a> {
                     OperationKind::PutExtent => {
                         core.pass_over(self.adopt_extent(extent_of(operation.value), is_unsynced))?
                     }
-                    OperationKind::Put | OperationKind::Delete | OperationKind::DeleteRange => None,
+                    // The pages of a restore are those of a checkpoint.
+                    OperationKind::Put
+                    | OperationKind::Delete
+                    | OperationKind::DeleteRange
+                    | OperationKind::Restore => None,
                 };
                 if !operation.kind.is_note() {
                     self.note_map(operation.full_key, operation.value);

@@ -92,8 +92,9 @@ pub(crate) struct Control {
     pub(crate) streams_waiting: Line<AtomicU32>,
     /// Changes when there may be something to deliver; commit streams sleep on it.
     pub(crate) streams_word: AtomicU32,
-    /// Nonzero once an input/output error stopped the store, and what that was.
-    pub(crate) poisoned: Line<AtomicU32>,
+    /// The lowest bit is set once an input/output error stopped the store; the others count restores of checkpoints.
+    pub(crate) life: Line<AtomicU32>,
+    /// What stopped the store.
     pub(crate) cause: Text,
     /// Nonzero once damage keeps the log from being folded, and what that is: nothing more is written then, but
     /// everything that is not damaged can be read.

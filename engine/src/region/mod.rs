@@ -94,7 +94,11 @@ const VERSION_WORDS: usize = 9 + LIVE_GENERATIONS_MAX;
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
 /// "durashr", and the version of the layout of the region and of what its words mean.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x0e");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x0f");
+
+/// The bit of [`Control::life`] that says that the store has stopped, and what each restore adds.
+pub(crate) const STOPPED: u32 = 1;
+const ONE_LIFE: u32 = 2;
 
 /// How often, and after which pause, an opening process checks again whether the region is complete.
 const LENGTH_LOOKS_MAX: u32 = 20;
@@ -614,14 +618,24 @@ impl Region {
 
     /// Why the store has stopped, if it has.
     pub(crate) fn stopped_by(&self) -> Option<String> {
-        let has_stopped = self.control().poisoned.0.load(Ordering::Acquire) != 0;
+        let has_stopped = self.control().life.0.load(Ordering::Acquire) & STOPPED != 0;
         has_stopped.then(|| self.control().cause.read().unwrap_or_else(|| "an earlier error".into()))
     }
 
     /// Stops the store in all processes.
     pub(crate) fn stop(&self, cause: &str) {
         self.control().cause.write(cause);
-        self.control().poisoned.0.store(1, Ordering::SeqCst);
+        self.control().life.0.fetch_or(STOPPED, Ordering::SeqCst);
+        self.wake_syncs();
+    }
+
+    /// Ends the life of all handles: the store was put back to a checkpoint.
+    pub(crate) fn begin_another_life(&self) {
+        self.control().life.0.fetch_add(ONE_LIFE, Ordering::SeqCst);
+        self.wake_syncs();
+    }
+
+    fn wake_syncs(&self) {
         for word in &self.control().sync_words.0 {
             word.fetch_add(1, Ordering::SeqCst);
             wake(word, u32::MAX);

@@ -165,7 +165,7 @@ impl Region {
             &control.exclusive.0,
             &control.maintenance_owed,
             &control.freeing,
-            &control.poisoned.0,
+            &control.life.0,
             &control.damaged,
             &control.sync_doubts[0],
             &control.sync_doubts[1],

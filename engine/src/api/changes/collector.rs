@@ -7,7 +7,7 @@ use crate::btree::{Cursor, Root};
 use crate::checksum::key_hash;
 use crate::core::Core;
 use crate::core::catalog::map_id;
-use crate::error::Result;
+use crate::error::{Reason, Result};
 use crate::key::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::MAP_ID_BYTES;
 use crate::log::{Operation, OperationKind, Operations, decode_root};
@@ -109,6 +109,16 @@ impl<'a, S: Source<'a>> Past<'_, 'a, S> {
     }
 }
 
+/// Whether a record restores a checkpoint: that comes right after the deletion of everything.
+fn restores(body: &[u8]) -> Result<bool> {
+    for operation in Operations::of(body).take(2) {
+        if operation?.1.kind == OperationKind::Restore {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Puts together what one record did: range deletes first, then its run, then its single operations.
 pub(super) struct Collector<'g, 'p, S> {
     pub(super) past: Past<'g, 'p, S>,
@@ -123,6 +133,12 @@ pub(super) struct Collector<'g, 'p, S> {
 
 impl<'a, S: Source<'a>> Collector<'_, 'a, S> {
     pub(super) fn collect(mut self, body: &'a [u8]) -> Result<Pairs> {
+        if restores(body)? {
+            // All of the store may have changed.
+            let asked = self.past.commit;
+            let oldest = asked + 1;
+            return Err(Reason::NotRetained { asked, oldest }.into());
+        }
         for operation in Operations::of(body) {
             let (position, operation) = operation?;
             match operation.kind {
@@ -134,6 +150,7 @@ impl<'a, S: Source<'a>> Collector<'_, 'a, S> {
                     self.latest.clear();
                     self.collect_run(decode_root(operation.value))?;
                 }
+                OperationKind::Restore => unreachable!("it was refused before"),
                 OperationKind::Put | OperationKind::PutExtent | OperationKind::Delete => {
                     self.collect_single(operation, self.start + position as u32)?
                 }

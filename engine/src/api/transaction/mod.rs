@@ -24,6 +24,7 @@ use crate::core::beside::Closure;
 use crate::core::catalog::map_id;
 use crate::core::catalog::{MapInfo, check_name};
 use crate::core::pins::Purpose;
+use crate::datafile::register::Kept;
 use crate::error::{Error, Reason, Result};
 use crate::key::bounds::KeyBounds;
 use crate::key::full_key::{CATALOG, COUNTERS, FullKey, FullRange, GUARDED, KeyRoom, check_prefix};
@@ -42,6 +43,7 @@ use crate::settings::Durability;
 
 mod pops;
 mod read_write;
+mod restoring;
 mod rollback;
 mod sequences;
 mod sorted;
@@ -145,6 +147,8 @@ pub struct Transaction {
     work: Reused,
     reads: Option<Mutex<Reads>>,
     token: u32,
+    /// The checkpoint that it puts in the place of everything.
+    restores: Option<Kept>,
     durability: Durability,
     memory_bytes: usize,
     commit_time: Option<u64>,
@@ -356,6 +360,7 @@ impl Transaction {
             // No other transaction writes while an exclusive one runs.
             reads: (options.serializable && !options.exclusive).then(Default::default),
             token,
+            restores: None,
             durability: options.durability.unwrap_or(core.settings.durability),
             memory_bytes: options.memory_bytes.unwrap_or(WRITE_SET_BYTES_MAX),
             commit_time: options.commit_time,
@@ -1007,7 +1012,7 @@ impl Transaction {
         self.is_used_here();
         self.pinned.alive()?;
         self.fit_into_a_record()?;
-        let is_empty = self.is_unchanged();
+        let is_empty = self.is_unchanged() && self.restores.is_none();
         let mut checks = self.checks();
         if is_empty && checks.keys.is_empty() && checks.ranges.is_empty() {
             return Ok(Commit {
@@ -1175,6 +1180,7 @@ impl Transaction {
     /// The record's operations: range deletes, the run, single operations, appends.
     fn draft(&self, draft: &mut Draft, run: Option<Root>) -> Result<()> {
         let seed = self.pinned.view().hash_seed;
+        self.draft_restore(draft);
         if self.held().ranges > 0 {
             let deleted = self.work.layers.iter().flat_map(Layer::deleted_ranges);
             for range in crate::read::view::union(deleted.collect()) {

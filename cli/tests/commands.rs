@@ -431,6 +431,16 @@ fn checkpoints_are_kept_listed_and_dropped() {
         scratch.done(&["scan", "restored"]).text(),
         "apples\t12\npears\t7\nplums\t30\n"
     );
+    scratch.done(&["checkpoint", "restore", "shop", "monday"]);
+    let put_back = scratch.done(&["scan", "shop", "--map", "stock"]);
+    assert_eq!(put_back.text(), "apples\t12\npears\t7\nplums\t30\n");
+    let put_back = scratch
+        .done(&["checkpoint", "restore", "shop", "friday", "--json"])
+        .json();
+    assert_eq!(put_back[0]["name"], "friday");
+    assert!(put_back[0]["commit"].as_u64().unwrap() > 3);
+    assert_eq!(scratch.run(&["checkpoint", "restore", "shop", "never"]).code, 1);
+    scratch.done(&["check", "shop"]);
     scratch.done(&["checkpoint", "drop", "shop", "friday"]);
     let again = scratch.run(&["checkpoint", "create", "shop", "monday"]);
     assert_eq!(again.code, 2);

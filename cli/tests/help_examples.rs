@@ -56,6 +56,7 @@ const COMMANDS: &[&[&str]] = &[
     &["checkpoint", "list"],
     &["checkpoint", "show"],
     &["checkpoint", "diff"],
+    &["checkpoint", "restore"],
     &["checkpoint", "drop"],
     &["copy"],
     &["dump"],

@@ -60,6 +60,7 @@ const COMMANDS: &[&str] = &[
     "checkpoint list",
     "checkpoint show",
     "checkpoint diff",
+    "checkpoint restore",
     "checkpoint drop",
     "copy",
     "dump",

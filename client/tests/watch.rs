@@ -105,3 +105,75 @@ fn a_watch_goes_on_when_the_server_comes_back_and_misses_nothing() {
             .unwrap();
     });
 }
+
+/// A restore starts another life of the map: no watcher takes changes of the one for those of the other.
+#[test]
+fn a_watch_of_a_store_that_was_put_back_must_begin_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_path_buf();
+    let server = serve(&path);
+    run(async {
+        let client = client(&server);
+        for map in ["m", "dropped"] {
+            client.create_watched_map(map, KeepChanges::default()).await.unwrap();
+            client.map(map).put("a", "1").await.unwrap();
+        }
+    });
+    server.stop().unwrap();
+    let checkpoint = || {
+        let store = duramen::Store::open(path.join("store")).unwrap();
+        store.checkpoints().create("one", "").unwrap();
+    };
+    checkpoint();
+    let server = serve(&path);
+    run(async {
+        let client = client(&server);
+        client.map("m").put("a", "2").await.unwrap();
+        client.map("m").put("a", "3").await.unwrap();
+        client.map("dropped").put("a", "2").await.unwrap();
+        client.drop_map("dropped").await.unwrap();
+        client
+            .create_watched_map("later", KeepChanges::default())
+            .await
+            .unwrap();
+        client.map("later").put("a", "1").await.unwrap();
+    });
+    server.stop().unwrap();
+    {
+        let store = duramen::Store::open(path.join("store")).unwrap();
+        assert!(
+            duramen::restore(&store, "one").is_err(),
+            "the facade does not know what servers store"
+        );
+        duramen_server::restore(&store, "one").unwrap();
+    }
+    let server = serve(&path);
+    run(async {
+        let client = client(&server);
+        for (map, positions) in [("m", 1..=3), ("dropped", 1..=2)] {
+            let map = client.map(map);
+            assert_eq!(map.get("a").await.unwrap().unwrap(), "1");
+            for position in positions {
+                let gone = map.watch(Keys::all(), WatchStart::After(position)).await.err().unwrap();
+                assert_eq!(gone.reason, "CHANGES_GONE", "{position}");
+            }
+            for start in [WatchStart::Earliest, WatchStart::Next] {
+                let mut watch = map.watch(Keys::all(), start).await.unwrap();
+                map.put("b", "4").await.unwrap();
+                let seen = changes(&mut watch, 1).await;
+                assert_eq!(seen[0].0, "b");
+                map.delete("b").await.unwrap();
+                assert_eq!(changes(&mut watch, 1).await[0].2, None);
+            }
+        }
+        // A map that is made again does not begin with numbers that it had.
+        client
+            .create_watched_map("later", KeepChanges::default())
+            .await
+            .unwrap();
+        let later = client.map("later");
+        let watch = later.watch(Keys::all(), WatchStart::Next).await.unwrap();
+        assert!(watch.position() > 1);
+    });
+    server.stop().unwrap();
+}

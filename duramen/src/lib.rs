@@ -59,6 +59,7 @@
 mod codec;
 #[cfg(feature = "json")]
 mod json;
+mod restoring;
 mod typed;
 
 /// Durable publish/subscribe in the same transactions as maps: topics, subscriptions, groups.
@@ -79,6 +80,7 @@ pub use codec::{CodecError, Counter, KeyFor, LeadingParts, ValueCodec};
 pub use duramen_engine::*;
 #[cfg(feature = "json")]
 pub use json::Json;
+pub use restoring::{restore, restore_with};
 pub use typed::{Reads, TypedChange, TypedCursor, TypedMap, TypedReads, TypedWrites, Writes};
 
 /// The programs of the README and the guide, compiled and run as tests.

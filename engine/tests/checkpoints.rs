@@ -731,7 +731,7 @@ fn what_cannot_be_made_is_refused() {
     assert_eq!(checkpoints.get("two").expect("a look"), None);
 }
 
-/// The store that other processes have open, put back by one that dies at its n-th call of the system.
+/// A process puts the store back while others have it open, and dies at its n-th call of the system.
 #[test]
 fn a_process_that_dies_while_it_restores_leaves_the_others_the_present_or_the_past() {
     let (mut calls, mut restored) = (0, [0; 2]);

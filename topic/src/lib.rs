@@ -72,6 +72,8 @@ mod topics;
 
 mod salvage;
 
+mod restoring;
+
 pub use backpressure::Holder;
 pub use batches::{BatchStream, Batches};
 pub use delayed::{Scheduled, ScheduledMessages};
@@ -101,6 +103,7 @@ pub use publish::{Outcome, Published, Ticket};
 pub use publisher::Publisher;
 pub use read::Start;
 pub use record::{Retention, TopicOptions};
+pub use restoring::{MAPS, keep_ids};
 pub use salvage::{SavedTopics, salvage};
 pub use subscription::Subscription;
 pub use topic_writes::{TopicBatch, TopicWrites};

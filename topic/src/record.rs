@@ -289,7 +289,8 @@ pub(crate) struct TopicRecord {
     pub(crate) id: u32,
     pub(crate) created: u64,
     pub(crate) options: TopicOptions,
-    /// Whether messages may be missing between others: the topic has, or had, an option that removes them.
+    /// Whether messages may be missing between others: the topic has, or had, an option that removes them, or the store was put back
+    /// to a checkpoint.
     pub(crate) is_sparse: bool,
 }
 

@@ -49,25 +49,37 @@ pub(crate) struct Tables {
     pub(crate) index: Map,
 }
 
+/// The names of the maps, in the order in which they are made.
+pub(crate) const NAMES: [&str; 8] = [
+    "topics",
+    "messages",
+    "payloads",
+    "publishers",
+    "groups",
+    "states",
+    "delayed",
+    "index",
+];
+
 impl Tables {
     /// Opens the maps. Creates missing maps if the store is writable.
     pub(crate) fn open(store: &Store) -> Result<Tables> {
-        let map = |name: &str| match store.is_read_only() {
-            false => store.reserved_map(name),
-            true => store.existing_reserved_map(name)?.ok_or_else(|| {
+        let map = |place: usize| match store.is_read_only() {
+            false => store.reserved_map(NAMES[place]),
+            true => store.existing_reserved_map(NAMES[place])?.ok_or_else(|| {
                 let cause = "the store has no topics yet, and was opened read-only".into();
                 TopicError::InvalidOptions { cause }.into()
             }),
         };
         Ok(Tables {
-            topics: map("topics")?,
-            messages: map("messages")?,
-            payloads: map("payloads")?,
-            publishers: map("publishers")?,
-            groups: map("groups")?,
-            states: map("states")?,
-            delayed: map("delayed")?,
-            index: map("index")?,
+            topics: map(0)?,
+            messages: map(1)?,
+            payloads: map(2)?,
+            publishers: map(3)?,
+            groups: map(4)?,
+            states: map(5)?,
+            delayed: map(6)?,
+            index: map(7)?,
         })
     }
 

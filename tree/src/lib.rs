@@ -50,6 +50,8 @@ mod trees;
 
 mod salvage;
 
+mod restoring;
+
 pub use commit::{Committed, Done, Operation, TreeCommit};
 pub use condition::{Compare, Condition};
 pub use error::TreeError;
@@ -57,6 +59,7 @@ pub use lease::Lease;
 pub use limits::{CONDITION_DEPTH_MAX, PATH_BYTES_MAX, PATTERN_NAMES_MAX, PAYLOAD_BYTES_MAX, TREE_NAME_BYTES_MAX};
 pub use node::{ChangeKind, Children, Node};
 pub use pattern::Pattern;
+pub use restoring::{MAPS, keep_revisions};
 pub use rules::{Projection, Quota, QuotaUse, Trigger};
 pub use salvage::{SavedTrees, salvage};
 pub use selection::Selection;

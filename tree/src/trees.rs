@@ -237,7 +237,7 @@ fn look(trees: Arc<Open>) -> impl Fn() + Send + 'static {
     move || drop(trees.work())
 }
 
-fn id_of(row: &[u8]) -> Result<u32> {
+pub(crate) fn id_of(row: &[u8]) -> Result<u32> {
     let id = row.try_into().map(u32::from_be_bytes);
     let id = id.map_err(|_| Error::damaged("the id of a tree has not four bytes"))?;
     // There is always a next one.

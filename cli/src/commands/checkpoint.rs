@@ -1,4 +1,4 @@
-//! `duramen checkpoint`: keeps states of a store by name, lists them, and drops them.
+//! `duramen checkpoint`: keeps states of a store by name, lists them, puts the store back to one, and drops them.
 
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,7 +16,8 @@ const EXAMPLES: &str = r"Examples:
   Keep the state of a store before a change, and see what it costs afterwards:
     $ duramen checkpoint create shop before-prices
     $ duramen checkpoint list shop
-  Drop it:
+  Put the store back to it, or drop it:
+    $ duramen checkpoint restore shop before-prices
     $ duramen checkpoint drop shop before-prices
 
 A checkpoint stays through restarts and crashes, and costs the space of what has changed since. It
@@ -45,12 +46,21 @@ const DIFF_EXAMPLES: &str = r"Examples:
 Each line begins with - for what was there before, or + for what is there afterwards, and then has
 the map, the key and the value.";
 
+const RESTORE_EXAMPLES: &str = r"Examples:
+  Keep the present under a name too, and put the store back:
+    $ duramen checkpoint create shop present && duramen checkpoint restore shop old
+    $ duramen checkpoint restore shop present --json
+
+It is one commit. Afterwards every process that has the store open must open it again: its calls
+fail until then. Offsets of topics, revisions of trees and numbers of appends go on above the
+highest so far. All checkpoints stay.";
+
 const DROP_EXAMPLES: &str = r"Examples:
   Drop one, or all but the newest three:
     $ duramen checkpoint drop shop old
     $ duramen checkpoint drop shop --keep-last 3";
 
-/// Keep states of a store by name, list and drop them
+/// Keep states of a store by name, put the store back to one, list and drop them
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Checkpoint {
@@ -100,6 +110,14 @@ enum Action {
         #[command(flatten)]
         notation: NotationArguments,
     },
+    /// Put the store back to a checkpoint
+    #[command(after_help = RESTORE_EXAMPLES)]
+    Restore {
+        #[command(flatten)]
+        store: StoreArguments,
+        /// Its name
+        name: String,
+    },
     /// Drop a checkpoint, or old ones
     #[command(after_help = DROP_EXAMPLES)]
     Drop {
@@ -148,6 +166,21 @@ impl Checkpoint {
                     Ok(printing.is_ok())
                 })?;
                 printing?;
+            }
+            Action::Restore { store, name } => {
+                let store = store.open_to_write()?;
+                if store.checkpoints().get(&name)?.is_none() {
+                    return Err(missing(&name));
+                }
+                let commit = duramen_server::restore(&store, &name)?;
+                store.close()?;
+                if output.is_json {
+                    output.json(&json!({"name": name, "commit": commit}))?;
+                } else {
+                    say(format_args!(
+                        "commit {commit} puts the store back to checkpoint {name:?}"
+                    ));
+                }
             }
             Action::Drop { store, name, keep_last } => {
                 let store = store.open_to_write()?;

@@ -291,7 +291,7 @@ impl Core {
 
     /// Retires what only the base has, and writes the register of a base that comes from another checkpoint.
     fn leave_base(&self, base: Root, restored: &Kept, sink: &mut FileSink<'_>) -> Result<SavedRegister> {
-        // What the base shares with any checkpoint, it shares with the one that it comes from.
+        // What the base shares with any checkpoint, it shares with its origin.
         let others: Vec<_> = self.origin().map(|origin| origin.root).into_iter().collect();
         btree::walk_alone(self.source(), base, &others, self.hash_seed, &mut |visit| {
             self.beat();

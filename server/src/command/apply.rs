@@ -76,6 +76,10 @@ impl From<Refusal> for Stopped {
 
 pub(super) type Ran = std::result::Result<Outcome, Stopped>;
 
+/// Reserved maps.
+pub(super) const IDEMPOTENCY: &str = "server.idempotency";
+pub(super) const SESSIONS: &str = "server.sessions";
+
 impl Applier {
     /// An applier for a store. The store may have other users at the same time.
     ///
@@ -87,8 +91,8 @@ impl Applier {
             topics: Topics::open_with(store, topics)?,
             // Commands do what trees need in the background.
             trees: Trees::open_with(store, TreesOptions::new().background(false))?,
-            keys: Keys::new(store.reserved_map("server.idempotency")?),
-            sessions: Sessions::new(store.reserved_map("server.sessions")?),
+            keys: Keys::new(store.reserved_map(IDEMPOTENCY)?),
+            sessions: Sessions::new(store.reserved_map(SESSIONS)?),
             tokens: Tokens::new(store.reserved_map(TOKENS)?),
             recorder: Recorder::new(Kept::open(store)?),
             maps: HashMap::new(),

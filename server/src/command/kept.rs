@@ -27,7 +27,7 @@ use super::apply::{HANDLES_MAX, Stopped};
 use super::refusal::refused;
 
 /// The reserved map of the changes.
-const CHANGES: &str = "server.changes";
+pub(super) const CHANGES: &str = "server.changes";
 /// The row of the count of maps: guarded maps have large numbers.
 const COUNT: [u8; 4] = [0; 4];
 /// The longest value of a map that keeps its changes: old and new value must fit into one message.
@@ -69,6 +69,50 @@ impl Kept {
         row.map(|row| decoded(&row)).transpose()
     }
 
+    /// Lets the changes of all maps go on with larger numbers when the store is put back to a checkpoint, and lets watches from
+    /// earlier numbers fail. The snapshot shows the checkpoint, the transaction what there was before.
+    ///
+    /// # Errors
+    /// Those of reading and writing.
+    pub(crate) fn keep_numbers(store: &duramen::Store, restored: &Snapshot, tx: &mut Transaction) -> Result<()> {
+        let Some(rows) = store.existing_reserved_map(CHANGES)? else {
+            return Ok(());
+        };
+        let kept = Kept { rows };
+        let stored = |row: Option<duramen::Value<'_>>| -> Result<Option<StoredKept>> {
+            row.map(|row| decoded(&row)).transpose()
+        };
+        let mut of_all = stored(tx.get_ref(&kept.rows, COUNT)?)?.unwrap_or_default();
+        for number in 0..of_all.next {
+            let id = Map::guarded_id(number as u32).to_be_bytes();
+            let (before, now) = (
+                stored(restored.get(&kept.rows, id)?)?,
+                stored(tx.get_ref(&kept.rows, id)?)?,
+            );
+            // A map that is gone had no number from this one on. A watch that has seen all asks for the next number; it has
+            // missed the restore.
+            let next = 1 + now.map_or(of_all.first, |now| now.next);
+            match before {
+                Some(before) => {
+                    let next = next.max(before.next + 1);
+                    let readable = next;
+                    let state = StoredKept {
+                        next,
+                        readable,
+                        ..before
+                    };
+                    tx.put(&kept.rows, id, state.encode_to_vec())?;
+                }
+                // The map is not in the checkpoint; another one of its name begins above.
+                None => of_all.first = of_all.first.max(next),
+            }
+        }
+        if of_all.next > 0 {
+            tx.put(&kept.rows, COUNT, of_all.encode_to_vec())?;
+        }
+        Ok(())
+    }
+
     /// Calls `visit` with the changes of a map from a number on, until it returns false.
     ///
     /// # Errors
@@ -91,6 +135,11 @@ impl Kept {
         }
         Ok(())
     }
+}
+
+/// Number of the oldest change that a watch can read.
+pub(crate) fn oldest(kept: &StoredKept) -> u64 {
+    kept.first.max(kept.readable)
 }
 
 /// Records the changes that commands make.
@@ -126,6 +175,7 @@ impl Recorder {
             first: of_all.first,
             next: of_all.first,
             bytes: 0,
+            readable: 0,
         };
         self.put_state(tx, &map, &state)
     }

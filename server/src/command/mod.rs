@@ -17,12 +17,15 @@ mod trees;
 pub(crate) use apply::map_not_found;
 pub use apply::{Applied, Applier};
 pub(crate) use groups::start_of;
-pub(crate) use kept::{Kept, keeps_none};
+pub(crate) use kept::{Kept, keeps_none, oldest};
 pub(crate) use options::{to_group_options, to_topic_options};
 pub(crate) use refusal::refusal_of;
 pub use sessions::SESSION_BYTES;
 pub(crate) use token::TOKENS;
 pub(crate) use trees::{to_kind, to_lease, to_node, to_pattern, tree_not_found};
+
+/// The reserved maps of servers.
+pub(crate) const MAPS: [&str; 4] = [apply::IDEMPOTENCY, apply::SESSIONS, TOKENS, kept::CHANGES];
 
 /// The version of entries that this server writes. It refuses all others.
 pub const ENTRY_VERSION: u32 = 1;

@@ -16,7 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
 use super::maps::Walk;
-use crate::command::{keeps_none, map_not_found};
+use crate::command::{keeps_none, map_not_found, oldest};
 use crate::error::{failed, of_refusal, status, stopping};
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, Subscribed, check_space};
@@ -80,7 +80,7 @@ impl Watcher {
         let kept = kept.ok_or_else(|| of_refusal(&keeps_none(&request.map)))?;
         let (position, current) = match request.start {
             Some(Start::After(position)) => (position, None),
-            Some(Start::Earliest(true)) => (kept.first.saturating_sub(1), None),
+            Some(Start::Earliest(true)) => (oldest(&kept).saturating_sub(1), None),
             Some(Start::Current(true)) => (kept.next.saturating_sub(1), Some(snapshot)),
             _ => (kept.next.saturating_sub(1), None),
         };
@@ -231,11 +231,11 @@ fn check_position(map: &str, kept: &StoredKept, position: u64) -> Result<(), Sta
         );
         return Err(status(Code::OutOfRange, "CHANGES_NOT_MADE", message));
     }
-    if position + 1 < kept.first {
+    if position + 1 < oldest(kept) {
         let message = format!(
             "the map {map:?} keeps its changes from number {} on, and the watch would go on after {position}; read the \
              pairs again, for example by a watch that begins with `current`",
-            kept.first
+            oldest(kept)
         );
         return Err(status(Code::OutOfRange, "CHANGES_GONE", message));
     }

@@ -155,6 +155,12 @@ impl Map {
         self.info.id
     }
 
+    /// The number in the store of the map that [`crate::Transaction::guarded_map`] made with this one.
+    #[doc(hidden)]
+    pub fn guarded_id(number: u32) -> u32 {
+        number | GUARDED
+    }
+
     /// A handle of the same map whose commits have another durability.
     pub fn with_durability(&self, durability: Durability) -> Map {
         Map {

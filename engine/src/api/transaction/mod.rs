@@ -51,6 +51,7 @@ mod work;
 
 use pops::Ahead;
 pub use read_write::ExtractIf;
+pub use restoring::LEAP;
 pub use rollback::Rollback;
 use work::Reused;
 

@@ -4,10 +4,11 @@
 //! other processes take it as such. The fold does not copy the run: it takes the tree for its base.
 //!
 //! What must never run back is written on top: numbers that were assigned since the checkpoint, by the engine here and by the
-//! layers above in a closure of theirs.
+//! layers above in a closure of theirs. How far a counter came that was deleted since is not known: it leaps.
 
 use std::collections::BTreeSet;
 
+use crate::api::map::counters_of;
 use crate::api::snapshot::Snapshot;
 use crate::api::store::Store;
 use crate::api::transaction::{Transaction, TransactionOptions};
@@ -19,6 +20,10 @@ use crate::key::full_key::{CATALOG, COUNTERS, FullKey, FullRange, split};
 use crate::log::{OperationKind, encode_root, restore_key};
 use crate::map_name::{is_reserved, user_name};
 use crate::read::write_set::{OwnWrites, Written};
+
+/// By how much a number leaps that was deleted since the checkpoint: more were hardly assigned.
+#[doc(hidden)]
+pub const LEAP: u64 = 1 << 32;
 
 impl Store {
     /// Puts the store back to a checkpoint, in one commit, whose number it returns, and which survives power loss when the call returns. From that commit on,
@@ -81,6 +86,16 @@ impl Transaction {
                 writes.push((key.to_vec(), id.to_vec()));
             }
         }
+        let leaps = |map: u32, writes: &mut Vec<(Vec<u8>, Vec<u8>)>| -> Result<()> {
+            let mut before = restored.pinned().scan(OwnWrites::default(), counters_of(map)?);
+            while let Some((key, value)) = before.next_pair()? {
+                if self.pinned.view().get(key)?.is_none() {
+                    writes.push((key.to_vec(), after_leap(&value)?));
+                }
+            }
+            Ok(())
+        };
+        maps.iter().try_for_each(|&map| leaps(map, &mut writes))?;
         let mut counters = self.pinned.scan(OwnWrites::default(), FullRange::map(COUNTERS));
         while let Some((key, now)) = counters.next_pair()? {
             let map = split(key).1.first_chunk().map(|id| u32::from_be_bytes(*id));
@@ -110,12 +125,24 @@ impl Transaction {
     }
 }
 
+/// A counter as it was at a checkpoint, far above what can have been assigned since.
+fn after_leap(counter: &[u8]) -> Result<Vec<u8>> {
+    let mut counter = counter.to_vec();
+    let next = counter.first_chunk_mut().ok_or_else(wrong_length)?;
+    *next = (u64::from_be_bytes(*next) + LEAP).to_be_bytes();
+    Ok(counter)
+}
+
+fn wrong_length() -> Error {
+    Error::damaged("a counter of appends has the wrong length")
+}
+
 /// A counter as it was at a checkpoint, with the next number of now.
 fn later_counter(before: Option<&[u8]>, now: &[u8]) -> Result<Vec<u8>> {
     if now.len() != STATE_BYTES {
-        let number = |bytes: &[u8]| match bytes.first_chunk() {
-            Some(number) => Ok(u64::from_be_bytes(*number)),
-            None => Err(Error::damaged("a counter of appends has the wrong length")),
+        let number = |bytes: &[u8]| {
+            let number = bytes.first_chunk().ok_or_else(wrong_length)?;
+            Ok::<_, Error>(u64::from_be_bytes(*number))
         };
         let before = before.map_or(Ok(0), number)?;
         return Ok(number(now)?.max(before).to_be_bytes().to_vec());

@@ -88,7 +88,7 @@ impl Applier {
             // Commands do what trees need in the background.
             trees: Trees::open_with(store, TreesOptions::new().background(false))?,
             keys: Keys::new(store.reserved_map("server.idempotency")?),
-            sessions: Sessions::new(store.reserved_map("server.sessions")?),
+            sessions: Sessions::open_in(store)?,
             tokens: Tokens::new(store.reserved_map(TOKENS)?),
             recorder: Recorder::new(Kept::open(store)?),
             maps: HashMap::new(),

@@ -21,6 +21,7 @@ pub(crate) use kept::{Kept, keeps_none};
 pub(crate) use options::{to_group_options, to_topic_options};
 pub(crate) use refusal::refusal_of;
 pub use sessions::SESSION_BYTES;
+pub(crate) use sessions::{HeldLeases, LeftLeases, Sessions};
 pub(crate) use token::TOKENS;
 pub(crate) use trees::{to_kind, to_lease, to_node, to_pattern, tree_not_found};
 

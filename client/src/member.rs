@@ -362,31 +362,21 @@ enum Broken {
 }
 
 impl Link {
-    /// Opens the session, the known one if there is one, and subscribes.
+    /// Opens the session, the known one if there is one, and subscribes. It subscribes only once it knows the session:
+    /// when the answer of the server gets lost, a session that no client knows must have no messages.
     async fn open(&mut self) -> Result<Open> {
         let open = Say::Open(OpenSession {
             session: self.shared.session(),
             timeout_ms: millis(self.options.timeout),
             ..OpenSession::default()
         });
-        let begin = Say::Begin(BeginSubscription {
-            subscription: SUBSCRIPTION,
-            topic: self.shared.group.topic.clone(),
-            group: self.shared.group.name.clone(),
-            start: None,
-            member: self.name.clone(),
-            messages: self.options.batch,
-            credit: self.allowed,
-            held: self.shared.held_leases(),
-        });
         // An attempt consumes its receiver, so each one makes a channel and leaves the sender here.
         let opened = Mutex::new(None);
         let client = self.shared.group.client.clone();
         let call = client.open((), |channel, attempt| {
             let (requests, receiver) = mpsc::unbounded_channel();
-            for say in [open.clone(), begin.clone()] {
-                let _ = requests.send(SessionRequest { say: Some(say) });
-            }
+            let open = Some(open.clone());
+            let _ = requests.send(SessionRequest { say: open });
             *opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(requests);
             // The attempt succeeds with the first response: a connection that breaks before it is an attempt that failed.
             async move {
@@ -403,9 +393,24 @@ impl Link {
             return Err(Error::bad_response());
         };
         *self.shared.session.lock().unwrap_or_else(PoisonError::into_inner) = session.session;
-        Ok(Open {
+        let stream = Open {
             requests: requests.expect("an attempt succeeded"),
             responses,
+        };
+        stream.say(self.begin());
+        Ok(stream)
+    }
+
+    fn begin(&self) -> Say {
+        Say::Begin(BeginSubscription {
+            subscription: SUBSCRIPTION,
+            topic: self.shared.group.topic.clone(),
+            group: self.shared.group.name.clone(),
+            start: None,
+            member: self.name.clone(),
+            messages: self.options.batch,
+            credit: self.allowed,
+            held: self.shared.held_leases(),
         })
     }
 

@@ -252,6 +252,37 @@ fn a_delivery_that_is_lost_with_its_connection_comes_again_at_once() {
 }
 
 #[test]
+fn a_session_whose_opening_is_lost_has_no_messages() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    let proxy = Proxy::before(server.listening().tcp.unwrap());
+    run(async {
+        let client = client(&server);
+        prepare(&client, GroupOptions::new().lease(LONG), 1).await;
+        let behind = Client::builder().deadline(PATIENT);
+        let behind = behind.connect(&format!("http://{}", proxy.address)).unwrap();
+        let group = behind.topic("orders").group("packers");
+        // The field `timeout_ms` with this number tells the request that opens the session.
+        proxy.lose_answers_from(&[0x10, 0xc0, 0xc4, 0x07]);
+        let options = MemberOptions::new().timeout(Duration::from_millis(123_456));
+        let join = group.join_with("worker", options);
+        let cut = async {
+            while !proxy.is_losing() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            // Enough for the server to open the session.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            proxy.cut();
+        };
+        let (member, ()) = tokio::join!(join, cut);
+        // The member has another session, and the first one holds no message back.
+        let mut member = member.unwrap();
+        assert_eq!(offset_and_tries(&next(&mut member).await), (0, 1));
+    });
+    server.stop().unwrap();
+}
+
+#[test]
 fn a_transaction_keeps_the_lease_of_deliveries_that_are_dropped_before_its_commit() {
     let directory = tempfile::tempdir().unwrap();
     let server = serve(directory.path());

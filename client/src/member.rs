@@ -3,15 +3,19 @@
 //! A task has the stream of the session and passes deliveries on, as far as the program has room for them. When the
 //! connection breaks or the server restarts, the task opens the session again. The leases belong to the session, so the
 //! program settles what it holds as before. Settling is a call of its own, which repeats itself like other calls.
+//!
+//! A delivery can get lost with its connection, and the server cannot tell. So the task says which leases it still has when
+//! it opens the session again: those of deliveries that the program has, or that wait for it. The server releases the rest.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use duramen_proto::v1::session_request::Say;
 use duramen_proto::v1::session_response::Say as Said;
 use duramen_proto::v1::settlement::Verdict;
 use duramen_proto::v1::{
-    self, BeginSubscription, CloseSession, Credit, Delivered, ExtendRequest, GiveUp, OpenSession, Retry,
+    self, BeginSubscription, CloseSession, Credit, Delivered, ExtendRequest, GiveUp, HeldLeases, OpenSession, Retry,
     SessionRequest, SessionResponse, SettleRequest, Settlement, WriteOptions,
 };
 use futures_core::Stream;
@@ -31,6 +35,8 @@ use crate::subscription::Received;
 const SUBSCRIPTION: u32 = 1;
 /// How long the end of a member waits until the server has taken its messages back.
 const CLOSE: Duration = Duration::from_secs(2);
+/// The most held leases that the server accepts in a list. Without the list it releases nothing.
+const HELD_MAX: usize = 10_000;
 
 /// How a member receives.
 #[derive(Clone, Copy, Debug)]
@@ -82,21 +88,62 @@ impl MemberOptions {
 /// attempt does not count.
 /// When its process dies, they go back after the timeout of the member, and the attempt counts.
 pub struct Member {
-    deliveries: mpsc::Receiver<Result<v1::SessionMessages>>,
+    deliveries: mpsc::Receiver<Result<Passed>>,
     /// Tells the task how many messages the program took. The session is open as long as there is a sender.
     taken: UnboundedSender<u64>,
-    shared: Arc<Shared>,
 }
 
 struct Shared {
     group: Group,
     session: Mutex<Bytes>,
+    /// Leases of deliveries that the program has, or that wait for it.
+    held: Mutex<HashSet<Bytes>>,
 }
 
 impl Shared {
     fn session(&self) -> Bytes {
         self.session.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+
+    fn held(&self) -> MutexGuard<'_, HashSet<Bytes>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The leases that the server must not release; `None`: they are too many for a list.
+    fn held_leases(&self) -> Option<HeldLeases> {
+        let held = self.held();
+        (held.len() <= HELD_MAX).then(|| HeldLeases {
+            leases: held.iter().cloned().collect(),
+        })
+    }
+}
+
+/// A lease that the program may still settle. When the last clone is dropped, the member holds it no more.
+pub(crate) struct Held {
+    shared: Arc<Shared>,
+    lease: Bytes,
+}
+
+impl Held {
+    fn new(shared: &Arc<Shared>, lease: Bytes) -> Held {
+        shared.held().insert(lease.clone());
+        Held {
+            shared: shared.clone(),
+            lease,
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.shared.held().remove(&self.lease);
+    }
+}
+
+/// Messages on their way from the task to the program.
+struct Passed {
+    messages: v1::SessionMessages,
+    held: Held,
 }
 
 impl Member {
@@ -104,9 +151,10 @@ impl Member {
         let shared = Arc::new(Shared {
             group,
             session: Mutex::default(),
+            held: Mutex::default(),
         });
         let mut link = Link {
-            shared: shared.clone(),
+            shared,
             name,
             options,
             allowed: options.ahead,
@@ -115,11 +163,7 @@ impl Member {
         let (sender, deliveries) = mpsc::channel(1);
         let (taken, takes) = mpsc::unbounded_channel();
         tokio::spawn(link.follow(stream, takes, sender));
-        Ok(Member {
-            deliveries,
-            taken,
-            shared,
-        })
+        Ok(Member { deliveries, taken })
     }
 
     /// The next messages. `None`: the member ended with the error before.
@@ -132,13 +176,13 @@ impl Member {
             Err(error) => return Some(Err(error)),
         };
         // The task has ended when this fails, and the next call says so.
-        let _ = self.taken.send(received.messages.len() as u64);
+        let Passed { messages, held } = received;
+        let _ = self.taken.send(messages.messages.len() as u64);
         Some(Ok(Deliveries {
-            shared: self.shared.clone(),
+            held: Arc::new(held),
             _taken: self.taken.clone(),
-            lease: received.lease,
-            until: UNIX_EPOCH + Duration::from_millis(received.deadline_ms),
-            messages: received.messages.into_iter().filter_map(delivery).collect(),
+            until: UNIX_EPOCH + Duration::from_millis(messages.deadline_ms),
+            messages: messages.messages.into_iter().filter_map(delivery).collect(),
         }))
     }
 }
@@ -160,11 +204,14 @@ pub struct Delivery {
 }
 
 /// Messages that were delivered together, with one lease.
+///
+/// The group delivers the messages that the program drops without settling again when the lease ends, or when the member
+/// connects again after a break. In the second case the attempt does not count.
 pub struct Deliveries {
-    shared: Arc<Shared>,
+    /// Shared with the transactions that settle messages of the lease.
+    held: Arc<Held>,
     /// Keeps the session open.
     _taken: UnboundedSender<u64>,
-    lease: Bytes,
     until: SystemTime,
     messages: Vec<Delivery>,
 }
@@ -230,11 +277,11 @@ impl Deliveries {
     /// # Errors
     /// As [`Deliveries::acknowledge`].
     pub async fn extend(&self, by: Duration) -> Result<SystemTime> {
-        let group = &self.shared.group;
+        let group = self.group();
         let request = ExtendRequest {
             topic: group.topic.clone(),
             group: group.name.clone(),
-            lease: self.lease.clone(),
+            lease: self.held.lease.clone(),
             by_ms: millis(by),
             ..ExtendRequest::default()
         };
@@ -244,19 +291,28 @@ impl Deliveries {
 
     /// The acknowledgement of a message, for a transaction: its effects and its acknowledgement are then one commit.
     pub(crate) fn settlement(&self, offsets: Vec<u64>, verdict: Verdict) -> Settlement {
-        let group = &self.shared.group;
+        let group = self.group();
         Settlement {
             topic: group.topic.clone(),
             group: group.name.clone(),
-            lease: self.lease.clone(),
+            lease: self.held.lease.clone(),
             offsets,
-            session: self.shared.session(),
+            session: self.held.shared.session(),
             verdict: Some(verdict),
         }
     }
 
+    /// Keeps the lease among those that the member holds, beyond the end of this value.
+    pub(crate) fn held(&self) -> Arc<Held> {
+        self.held.clone()
+    }
+
+    fn group(&self) -> &Group {
+        &self.held.shared.group
+    }
+
     async fn settle(&self, offsets: Vec<u64>, verdict: Verdict) -> Result<()> {
-        let client = &self.shared.group.client;
+        let client = &self.group().client;
         let request = SettleRequest {
             settlements: vec![self.settlement(offsets, verdict)],
             options: Some(WriteOptions {
@@ -306,30 +362,21 @@ enum Broken {
 }
 
 impl Link {
-    /// Opens the session, the known one if there is one, and subscribes.
+    /// Opens the session, the known one if there is one, and subscribes. It subscribes only once it knows the session:
+    /// when the answer of the server gets lost, a session that no client knows must have no messages.
     async fn open(&mut self) -> Result<Open> {
         let open = Say::Open(OpenSession {
             session: self.shared.session(),
             timeout_ms: millis(self.options.timeout),
             ..OpenSession::default()
         });
-        let begin = Say::Begin(BeginSubscription {
-            subscription: SUBSCRIPTION,
-            topic: self.shared.group.topic.clone(),
-            group: self.shared.group.name.clone(),
-            start: None,
-            member: self.name.clone(),
-            messages: self.options.batch,
-            credit: self.allowed,
-        });
         // An attempt consumes its receiver, so each one makes a channel and leaves the sender here.
         let opened = Mutex::new(None);
         let client = self.shared.group.client.clone();
         let call = client.open((), |channel, attempt| {
             let (requests, receiver) = mpsc::unbounded_channel();
-            for say in [open.clone(), begin.clone()] {
-                let _ = requests.send(SessionRequest { say: Some(say) });
-            }
+            let open = Some(open.clone());
+            let _ = requests.send(SessionRequest { say: open });
             *opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(requests);
             // The attempt succeeds with the first response: a connection that breaks before it is an attempt that failed.
             async move {
@@ -346,9 +393,24 @@ impl Link {
             return Err(Error::bad_response());
         };
         *self.shared.session.lock().unwrap_or_else(PoisonError::into_inner) = session.session;
-        Ok(Open {
+        let stream = Open {
             requests: requests.expect("an attempt succeeded"),
             responses,
+        };
+        stream.say(self.begin());
+        Ok(stream)
+    }
+
+    fn begin(&self) -> Say {
+        Say::Begin(BeginSubscription {
+            subscription: SUBSCRIPTION,
+            topic: self.shared.group.topic.clone(),
+            group: self.shared.group.name.clone(),
+            start: None,
+            member: self.name.clone(),
+            messages: self.options.batch,
+            credit: self.allowed,
+            held: self.shared.held_leases(),
         })
     }
 
@@ -356,7 +418,7 @@ impl Link {
         mut self,
         mut stream: Open,
         mut takes: UnboundedReceiver<u64>,
-        deliveries: mpsc::Sender<Result<v1::SessionMessages>>,
+        deliveries: mpsc::Sender<Result<Passed>>,
     ) {
         let mut pauses = Pauses::default();
         loop {
@@ -390,7 +452,7 @@ impl Link {
         &mut self,
         stream: &mut Open,
         takes: &mut UnboundedReceiver<u64>,
-        deliveries: &mpsc::Sender<Result<v1::SessionMessages>>,
+        deliveries: &mpsc::Sender<Result<Passed>>,
         pauses: &mut Pauses,
     ) -> Broken {
         loop {
@@ -407,8 +469,10 @@ impl Link {
                 Ok(Some(Said::Messages(messages))) => {
                     *pauses = Pauses::default();
                     self.allowed = self.allowed.saturating_sub(messages.messages.len() as u64);
+                    let held = Held::new(&self.shared, messages.lease.clone());
+                    let passed = Passed { messages, held };
                     tokio::select! {
-                        sent = deliveries.send(Ok(messages)) => if sent.is_err() { return Broken::Dropped },
+                        sent = deliveries.send(Ok(passed)) => if sent.is_err() { return Broken::Dropped },
                         () = deliveries.closed() => return Broken::Dropped,
                     }
                 }

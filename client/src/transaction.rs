@@ -1,5 +1,7 @@
 //! Several changes of maps, topics and trees in one commit.
 
+use std::sync::Arc;
+
 use duramen_proto::v1::condition::Test;
 use duramen_proto::v1::operation::Change;
 use duramen_proto::v1::operation_result::Result as Given;
@@ -14,7 +16,7 @@ use prost::bytes::Bytes;
 
 use crate::client::{Client, send};
 use crate::error::{Error, Result};
-use crate::member::Deliveries;
+use crate::member::{Deliveries, Held};
 use crate::nodes::{NodeCondition, NodePut};
 use crate::options::{Keys, Message, WriteOptions, copied};
 
@@ -27,6 +29,8 @@ pub struct Transaction {
     client: Client,
     request: CommitRequest,
     is_otherwise: bool,
+    /// Leases whose messages it settles: the server must not release them before the commit.
+    held: Vec<Arc<Held>>,
 }
 
 /// What a transaction did.
@@ -66,6 +70,7 @@ impl Transaction {
             client,
             request: CommitRequest::default(),
             is_otherwise: false,
+            held: Vec::new(),
         }
     }
 
@@ -166,7 +171,8 @@ impl Transaction {
 
     /// Acknowledges messages that a group delivered; none named: all that the member still has. Their effects and their
     /// acknowledgement are then one commit.
-    pub fn acknowledge(self, deliveries: &Deliveries, offsets: &[u64]) -> Transaction {
+    pub fn acknowledge(mut self, deliveries: &Deliveries, offsets: &[u64]) -> Transaction {
+        self.held.push(deliveries.held());
         let settlement = deliveries.settlement(offsets.to_vec(), Verdict::Acknowledge(true));
         self.operation(Change::Settle(settlement))
     }

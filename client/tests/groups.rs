@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use common::*;
 use duramen_client::{
-    Acknowledge, Client, ErrorKind, GroupOptions, Member, MemberOptions, Start, TopicOptions, WriteOptions,
+    Acknowledge, Client, Deliveries, ErrorKind, GroupOptions, Member, MemberOptions, Start, TopicOptions, WriteOptions,
 };
 
 /// Long enough for a restart on a busy machine.
 const PATIENT: Duration = Duration::from_secs(120);
+/// A lease that ends after each test.
+const LONG: Duration = Duration::from_secs(600);
 
 async fn prepare(client: &Client, options: GroupOptions, messages: u64) {
     client.create_topic("orders", TopicOptions::default()).await.unwrap();
@@ -125,8 +127,8 @@ fn every_message_takes_effect_once_while_connections_and_servers_end() {
     run(async {
         let client = connect(address);
         client.create_map("packed").await.unwrap();
-        // A delivery that gets lost with its connection comes back when its lease ends, because the session goes on (decision 25).
-        prepare(&client, GroupOptions::new().lease(Duration::from_secs(20)), MESSAGES).await;
+        // Leases are long: what comes back does so because a session says so, not because time has passed.
+        prepare(&client, GroupOptions::new().lease(LONG), MESSAGES).await;
     });
     let (progress, reached) = std::sync::mpsc::channel();
     let members: Vec<_> = (0..MEMBERS)
@@ -187,6 +189,122 @@ fn every_message_takes_effect_once_while_connections_and_servers_end() {
             let packed = client.map("packed").get(format!("{offset:03}")).await.unwrap();
             assert_eq!(packed.as_deref(), Some(&1_i64.to_be_bytes()[..]), "message {offset}");
         }
+    });
+    server.stop().unwrap();
+}
+
+/// Waits until the server has leased so many messages.
+async fn leased(client: &Client, messages: usize) {
+    let group = client.topic("orders").group("packers");
+    while group.pending(0).await.unwrap().len() < messages {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The next delivery, of one message.
+async fn next(member: &mut Member) -> Deliveries {
+    let received = tokio::time::timeout(PATIENT, member.receive()).await;
+    let received = received.expect("the message comes again long before its lease ends");
+    let deliveries = received.unwrap().unwrap();
+    assert_eq!(deliveries.messages().len(), 1);
+    deliveries
+}
+
+fn offset_and_tries(deliveries: &Deliveries) -> (u64, u32) {
+    let delivery = &deliveries.messages()[0];
+    (delivery.message.offset, delivery.tries)
+}
+
+#[test]
+fn a_delivery_that_is_lost_with_its_connection_comes_again_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    let proxy = Proxy::before(server.listening().tcp.unwrap());
+    run(async {
+        let client = client(&server);
+        prepare(&client, GroupOptions::new().lease(LONG), 3).await;
+        let behind = Client::connect(&format!("http://{}", proxy.address)).unwrap();
+        let options = MemberOptions::new().batch(1).ahead(2).timeout(LONG);
+        let group = behind.topic("orders").group("packers");
+        let mut member = group.join_with("worker", options).await.unwrap();
+        // The program has message 0, and the other two wait for it.
+        let first = next(&mut member).await;
+        leased(&client, 3).await;
+        let second = next(&mut member).await;
+        let third = next(&mut member).await;
+        second.acknowledge().await.unwrap();
+        drop(second);
+        // The proxy drops what the server sends, so message 3 is lost.
+        proxy.lose_answers();
+        client.topic("orders").publish("3").await.unwrap();
+        leased(&client, 3).await;
+        proxy.cut();
+        let again = next(&mut member).await;
+        assert_eq!(offset_and_tries(&again), (3, 1), "the lost attempt does not count");
+        // The member keeps what the program has.
+        for held in [&first, &third, &again] {
+            held.acknowledge().await.unwrap();
+        }
+        let described = group.describe().await.unwrap();
+        assert_eq!((described.acknowledged, described.pending), (4, 0));
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_session_whose_opening_is_lost_has_no_messages() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    let proxy = Proxy::before(server.listening().tcp.unwrap());
+    run(async {
+        let client = client(&server);
+        prepare(&client, GroupOptions::new().lease(LONG), 1).await;
+        let behind = Client::builder().deadline(PATIENT);
+        let behind = behind.connect(&format!("http://{}", proxy.address)).unwrap();
+        let group = behind.topic("orders").group("packers");
+        // The field `timeout_ms` with this number tells the request that opens the session.
+        proxy.lose_answers_from(&[0x10, 0xc0, 0xc4, 0x07]);
+        let options = MemberOptions::new().timeout(Duration::from_millis(123_456));
+        let join = group.join_with("worker", options);
+        let cut = async {
+            while !proxy.is_losing() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            // Enough for the server to open the session.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            proxy.cut();
+        };
+        let (member, ()) = tokio::join!(join, cut);
+        // The member has another session, and the first one holds no message back.
+        let mut member = member.unwrap();
+        assert_eq!(offset_and_tries(&next(&mut member).await), (0, 1));
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_transaction_keeps_the_lease_of_deliveries_that_are_dropped_before_its_commit() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    let proxy = Proxy::before(server.listening().tcp.unwrap());
+    run(async {
+        let client = client(&server);
+        client.create_map("packed").await.unwrap();
+        prepare(&client, GroupOptions::new().lease(LONG), 2).await;
+        let behind = Client::connect(&format!("http://{}", proxy.address)).unwrap();
+        let options = MemberOptions::new().batch(1).ahead(2).timeout(LONG);
+        let group = behind.topic("orders").group("packers");
+        let mut member = group.join_with("worker", options).await.unwrap();
+        let kept = next(&mut member).await;
+        let dropped = next(&mut member).await;
+        let packing = client.transaction().put("packed", "0", "box").acknowledge(&kept, &[0]);
+        drop((kept, dropped));
+        proxy.cut();
+        // The member has connected again when the other message comes.
+        let again = next(&mut member).await;
+        assert_eq!(offset_and_tries(&again), (1, 1));
+        packing.commit().await.unwrap();
+        assert_eq!(group.describe().await.unwrap().acknowledged, 1);
     });
     server.stop().unwrap();
 }

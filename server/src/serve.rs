@@ -31,7 +31,7 @@ use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::command::{Applier, Kept};
+use crate::command::{Applier, Kept, Sessions};
 use crate::config::Config;
 use crate::connection::{Accepted, register_all};
 use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
@@ -153,6 +153,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         topics,
         trees,
         kept: Kept::open(&store).map_err(in_store)?,
+        stored_sessions: Sessions::open_in(&store).map_err(in_store)?,
         pipeline: Pipeline::new(applier, limits),
         arriving: Semaphore::new(config.queue_bytes.min(Semaphore::MAX_PERMITS)),
         guard,

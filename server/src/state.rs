@@ -16,7 +16,7 @@ use prost::bytes::Bytes;
 use tokio::sync::Semaphore;
 use tonic::{Code, Request, Status};
 
-use crate::command::{Kept, map_not_found, tree_not_found};
+use crate::command::{Kept, Sessions, map_not_found, tree_not_found};
 use crate::error::{failed, of_refusal, status};
 use crate::pages::Pages;
 use crate::pipeline::{Answer, Level, Pipeline};
@@ -35,6 +35,7 @@ pub(crate) struct Inner {
     pub(crate) topics: Topics,
     pub(crate) trees: Trees,
     pub(crate) kept: Kept,
+    pub(crate) stored_sessions: Sessions,
     pub(crate) pipeline: Pipeline,
     /// Room for values that arrive in parts, in bytes. It is not that of the queue: a slow client must not hold up the
     /// writes of others.

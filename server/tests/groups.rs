@@ -5,10 +5,17 @@ mod common;
 use std::time::Duration;
 
 use common::*;
+use duramen::topic::TopicsOptions;
+use duramen::{Durability, Options};
+use duramen_proto::command::command::Change;
+use duramen_proto::command::outcome::Outcome as Led;
+use duramen_proto::command::{self, Command, Entry};
 use duramen_proto::v1::session_request::Say;
 use duramen_proto::v1::session_response::Say as Said;
 use duramen_proto::v1::settlement::Verdict;
 use duramen_proto::v1::*;
+use duramen_server::{Applier, ENTRY_VERSION, SESSION_BYTES};
+use prost::bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Status, Streaming};
@@ -503,9 +510,34 @@ impl Session {
                 at: Some(position::At::Earliest(true)),
             }),
             member: "worker".into(),
-            messages: 0,
             credit,
+            ..Default::default()
         }));
+    }
+
+    /// Begins a subscription of one message at a time.
+    fn begin_as(&self, subscription: u32, member: &str, credit: u64, held: Option<&[&Bytes]>) {
+        self.say(Say::Begin(BeginSubscription {
+            subscription,
+            topic: "orders".into(),
+            group: "packers".into(),
+            member: member.into(),
+            messages: 1,
+            credit,
+            held: held.map(|leases| HeldLeases {
+                leases: leases.iter().copied().cloned().collect(),
+            }),
+            ..Default::default()
+        }));
+    }
+
+    /// The lease of the next messages, with the subscription, the offset and the tries of the only message.
+    async fn one(&mut self) -> (Bytes, (u32, u64, u32)) {
+        let messages = self.messages().await;
+        assert_eq!(messages.messages.len(), 1);
+        let tries = messages.messages[0].tries;
+        let offset = offsets(&messages.messages)[0];
+        (messages.lease, (messages.subscription, offset, tries))
     }
 
     async fn next(&mut self) -> Said {
@@ -667,6 +699,155 @@ fn leases_of_a_session_survive_the_server() {
         assert_eq!((offsets(&back.messages), back.messages[0].tries), (vec![1], 2));
     });
     server.stop().unwrap();
+}
+
+/// Options with leases that end after each test.
+fn long_leases() -> GroupOptions {
+    GroupOptions {
+        lease_ms: 600_000,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn a_resumed_session_releases_the_leases_that_its_client_does_not_hold() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    let (name, held, lost, of_other) = client(async {
+        let mut clients = connect(&server).await;
+        prepare(&mut clients, long_leases(), 4).await;
+        let mut session = Session::open(&mut clients, b"", 600_000).await;
+        session.begin_as(1, "ada", 2, None);
+        let (held, _) = session.one().await;
+        let (lost, _) = session.one().await;
+        session.begin_as(2, "bob", 1, None);
+        let (of_other, about) = session.one().await;
+        assert_eq!(about, (2, 2, 1));
+        let name = session.opened.session.clone();
+        // A fetch belongs to the session, and to no stream.
+        let fetched = FetchRequest {
+            member: "ada".into(),
+            session: name.clone(),
+            ..fetch(1, 0)
+        };
+        let fetched = clients.topics.fetch(fetched).await.unwrap().into_inner();
+        assert_eq!(offsets(&fetched.messages), [3]);
+        (name, held, lost, of_other)
+    });
+    // The leases are in the store, so the release works for those of an earlier server.
+    server.stop().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        let mut session = Session::open(&mut clients, &name, 600_000).await;
+        assert!(session.opened.resumed);
+        // A client that does not list its leases keeps them all.
+        session.begin_as(1, "ada", 10, None);
+        assert!(session.is_quiet().await);
+        drop(session);
+        let mut session = Session::open(&mut clients, &name, 600_000).await;
+        session.begin_as(1, "ada", 10, Some(&[&held]));
+        let (again, about) = session.one().await;
+        assert_eq!(about, (1, 1, 1), "the lost attempt does not count");
+        // The other member's lease stays, and what this stream delivered stays with a second list.
+        session.begin_as(2, "ada", 10, Some(&[]));
+        session.begin_as(3, "bob", 10, Some(&[&of_other]));
+        assert!(session.is_quiet().await);
+        assert_eq!(session.settle(&lost, &[1]).await, "LEASE_LOST");
+        for lease in [&held, &again, &of_other] {
+            assert_eq!(session.settle(lease, &[]).await, "");
+        }
+        let group = described(&mut clients).await;
+        assert_eq!((group.acknowledged, group.pending), (3, 1));
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn wrong_lists_of_held_leases_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        prepare(&mut clients, long_leases(), 1).await;
+        let mut session = Session::open(&mut clients, b"", 600_000).await;
+        session.begin_as(1, "ada", 1, None);
+        let (lease, _) = session.one().await;
+        let name = session.opened.session.clone();
+        let mut session = Session::open(&mut clients, &name, 600_000).await;
+        let wrong = Bytes::from_static(b"no lease");
+        let too_many = vec![&lease; 10_001];
+        for (held, expected) in [(vec![&wrong], "INVALID_LEASE"), (too_many, "INVALID_ARGUMENT")] {
+            session.begin_as(1, "ada", 1, Some(&held));
+            let Said::Ended(ended) = session.next().await else {
+                panic!("the subscription is refused");
+            };
+            assert_eq!(
+                (ended.code, &ended.reason[..]),
+                (Code::InvalidArgument as u32, expected)
+            );
+        }
+        session.begin_as(1, "ada", 1, Some(&vec![&lease; 10_000]));
+        assert_eq!(
+            session.settle(&lease, &[]).await,
+            "",
+            "the refused lists released nothing"
+        );
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_stream_that_another_stream_replaced_gets_no_lease() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        prepare(&mut clients, long_leases(), 2).await;
+    });
+    server.stop().unwrap();
+    let store = Options::new().open(directory.path().join("store")).unwrap();
+    let mut applier = Applier::new(&store, TopicsOptions::new().background(false)).unwrap();
+    let mut apply = |change: Change| {
+        let entry = Entry {
+            version: ENTRY_VERSION,
+            time_us: 1_700_000_000_000_000,
+            clock_us: applier.clock_us(),
+            commands: vec![Command {
+                change: Some(change),
+                ..Default::default()
+            }],
+        };
+        let applied = applier.apply(&entry, Durability::Written).unwrap();
+        applied.outcomes[0].outcome.clone().unwrap()
+    };
+    let open = |stream: u64| {
+        Change::OpenSession(command::OpenSession {
+            session: vec![7; SESSION_BYTES].into(),
+            timeout_ms: 600_000,
+            stream,
+            ..Default::default()
+        })
+    };
+    let lease = |stream: u64, token: u64| {
+        Change::Lease(command::Lease {
+            topic: "orders".into(),
+            group: "packers".into(),
+            messages: 1,
+            token,
+            session: vec![7; SESSION_BYTES].into(),
+            stream,
+            ..Default::default()
+        })
+    };
+    apply(open(1));
+    assert!(matches!(apply(lease(1, 1)), Led::Leased(leased) if leased.offsets == [0]));
+    apply(open(2));
+    let Led::Refused(refused) = apply(lease(1, 2)) else {
+        panic!("the lease would be lost");
+    };
+    assert_eq!(refused.reason, "SESSION_TAKEN_OVER");
+    assert!(matches!(apply(lease(2, 3)), Led::Leased(leased) if leased.offsets == [1]));
 }
 
 #[test]

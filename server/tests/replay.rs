@@ -112,7 +112,7 @@ fn beginning(rng: &mut Rng) -> Vec<Vec<Change>> {
         vec![map(PROGRESS.into())],
         (0..4).map(|n| map(format!("map{n}"))).collect(),
         (4..7).map(|n| watched(rng, format!("map{n}"))).collect(),
-        (0..3).map(open_session).collect(),
+        (0..3).map(|number| open_session(number, 1)).collect(),
         vec![of_tree(0, InTree::Create(true))],
         vec![of_tree(1, InTree::Create(true))],
     ];
@@ -156,11 +156,12 @@ fn create_group(rng: &mut Rng, topic: u8, number: u8) -> Change {
     })
 }
 
-fn open_session(number: u8) -> Change {
+fn open_session(number: u8, stream: u64) -> Change {
     Change::OpenSession(duramen_proto::command::OpenSession {
         session: vec![number; SESSION_BYTES].into(),
         timeout_ms: 1_000,
         principal: if number == 0 { "ada" } else { "" }.into(),
+        stream,
     })
 }
 
@@ -202,7 +203,7 @@ fn of_group(rng: &mut Rng, leases: &[(Lease, Leased)]) -> Change {
             session: session(rng).into(),
             is_orderly: rng.bool(),
         }),
-        6 => open_session(rng.u8(0..4)),
+        6 => open_session(rng.u8(0..4), rng.u64(1..3)),
         7 if !leases.is_empty() => {
             let (asked, leased) = recent(rng, leases);
             Change::Extend(Extend {
@@ -221,6 +222,7 @@ fn of_group(rng: &mut Rng, leases: &[(Lease, Leased)]) -> Change {
             messages: rng.u32(0..12),
             prefers_new: rng.bool(),
             session: session(rng).into(),
+            stream: rng.u64(0..3),
         }),
     }
 }

@@ -50,6 +50,8 @@ pub struct Proxy {
 #[derive(Default)]
 struct Shared {
     loses_answers: AtomicBool,
+    /// Bytes of a request from which on answers get lost; empty: none.
+    loses_from: Mutex<Vec<u8>>,
     sockets: Mutex<Vec<TcpStream>>,
 }
 
@@ -69,9 +71,21 @@ impl Proxy {
                 sockets.extend([near.try_clone().unwrap(), far.try_clone().unwrap()]);
                 drop(sockets);
                 let (near_reader, far_reader) = (near.try_clone().unwrap(), far.try_clone().unwrap());
-                thread::spawn(move || pass(near_reader, far, &AtomicBool::new(false)));
+                let of_requests = of_thread.clone();
+                thread::spawn(move || {
+                    pass(near_reader, far, |request| {
+                        let mut from = of_requests.loses_from.lock().unwrap();
+                        if !from.is_empty() && request.windows(from.len()).any(|part| part == &from[..]) {
+                            from.clear();
+                            of_requests.loses_answers.store(true, Ordering::SeqCst);
+                        }
+                        true
+                    });
+                });
                 let of_answers = of_thread.clone();
-                thread::spawn(move || pass(far_reader, near, &of_answers.loses_answers));
+                thread::spawn(move || {
+                    pass(far_reader, near, |_| !of_answers.loses_answers.load(Ordering::SeqCst));
+                });
             }
         });
         Proxy { address, shared }
@@ -79,6 +93,15 @@ impl Proxy {
 
     pub fn lose_answers(&self) {
         self.shared.loses_answers.store(true, Ordering::SeqCst);
+    }
+
+    /// Loses answers from the next request on that has these bytes.
+    pub fn lose_answers_from(&self, request: &[u8]) {
+        *self.shared.loses_from.lock().unwrap() = request.to_vec();
+    }
+
+    pub fn is_losing(&self) -> bool {
+        self.shared.loses_answers.load(Ordering::SeqCst)
     }
 
     /// Ends all connections. Later ones lose nothing.
@@ -90,10 +113,10 @@ impl Proxy {
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, loses: &AtomicBool) {
+fn pass(mut from: TcpStream, mut to: TcpStream, passes: impl Fn(&[u8]) -> bool) {
     let mut bytes = [0; 4_096];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
-        if !loses.load(Ordering::SeqCst) && to.write_all(&bytes[..count]).is_err() {
+        if passes(&bytes[..count]) && to.write_all(&bytes[..count]).is_err() {
             break;
         }
     }

@@ -2500,7 +2500,11 @@ type BeginSubscription struct {
 	// The most messages of one delivery; 0: 100. At most 1,000.
 	Messages uint32 `protobuf:"varint,6,opt,name=messages,proto3" json:"messages,omitempty"`
 	// Messages that may come before the client sends more credit.
-	Credit        uint64 `protobuf:"varint,7,opt,name=credit,proto3" json:"credit,omitempty"`
+	Credit uint64 `protobuf:"varint,7,opt,name=credit,proto3" json:"credit,omitempty"`
+	// What the client still holds of the session's earlier streams. The server releases the other leases that these
+	// streams made for this topic, group and member name. The group delivers their messages again at once, and the attempt
+	// does not count. Absent: all leases stay until they end. Without a group, or in a new session, it has no effect.
+	Held          *HeldLeases `protobuf:"bytes,8,opt,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2584,6 +2588,61 @@ func (x *BeginSubscription) GetCredit() uint64 {
 	return 0
 }
 
+func (x *BeginSubscription) GetHeld() *HeldLeases {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+// The leases of a session that a client holds.
+type HeldLeases struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Each lease as it came with its messages, at most 10,000. A client that holds more leaves `held` absent. Leases that
+	// the session does not have are ignored. Subscriptions of one topic, group and member name share their leases: each of
+	// them lists the leases of all.
+	Leases        [][]byte `protobuf:"bytes,1,rep,name=leases,proto3" json:"leases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldLeases) Reset() {
+	*x = HeldLeases{}
+	mi := &file_duramen_v1_groups_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldLeases) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldLeases) ProtoMessage() {}
+
+func (x *HeldLeases) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_groups_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldLeases.ProtoReflect.Descriptor instead.
+func (*HeldLeases) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *HeldLeases) GetLeases() [][]byte {
+	if x != nil {
+		return x.Leases
+	}
+	return nil
+}
+
 type Credit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The subscription.
@@ -2596,7 +2655,7 @@ type Credit struct {
 
 func (x *Credit) Reset() {
 	*x = Credit{}
-	mi := &file_duramen_v1_groups_proto_msgTypes[35]
+	mi := &file_duramen_v1_groups_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2608,7 +2667,7 @@ func (x *Credit) String() string {
 func (*Credit) ProtoMessage() {}
 
 func (x *Credit) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_groups_proto_msgTypes[35]
+	mi := &file_duramen_v1_groups_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2621,7 +2680,7 @@ func (x *Credit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Credit.ProtoReflect.Descriptor instead.
 func (*Credit) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{35}
+	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Credit) GetSubscription() uint32 {
@@ -2652,7 +2711,7 @@ type SettleInSession struct {
 
 func (x *SettleInSession) Reset() {
 	*x = SettleInSession{}
-	mi := &file_duramen_v1_groups_proto_msgTypes[36]
+	mi := &file_duramen_v1_groups_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2723,7 @@ func (x *SettleInSession) String() string {
 func (*SettleInSession) ProtoMessage() {}
 
 func (x *SettleInSession) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_groups_proto_msgTypes[36]
+	mi := &file_duramen_v1_groups_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2736,7 @@ func (x *SettleInSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleInSession.ProtoReflect.Descriptor instead.
 func (*SettleInSession) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{36}
+	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SettleInSession) GetRequest() uint64 {
@@ -2719,7 +2778,7 @@ type ExtendInSession struct {
 
 func (x *ExtendInSession) Reset() {
 	*x = ExtendInSession{}
-	mi := &file_duramen_v1_groups_proto_msgTypes[37]
+	mi := &file_duramen_v1_groups_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2731,7 +2790,7 @@ func (x *ExtendInSession) String() string {
 func (*ExtendInSession) ProtoMessage() {}
 
 func (x *ExtendInSession) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_groups_proto_msgTypes[37]
+	mi := &file_duramen_v1_groups_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2744,7 +2803,7 @@ func (x *ExtendInSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendInSession.ProtoReflect.Descriptor instead.
 func (*ExtendInSession) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{37}
+	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExtendInSession) GetRequest() uint64 {
@@ -2792,7 +2851,7 @@ type EndSubscription struct {
 
 func (x *EndSubscription) Reset() {
 	*x = EndSubscription{}
-	mi := &file_duramen_v1_groups_proto_msgTypes[38]
+	mi := &file_duramen_v1_groups_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2804,7 +2863,7 @@ func (x *EndSubscription) String() string {
 func (*EndSubscription) ProtoMessage() {}
 
 func (x *EndSubscription) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_groups_proto_msgTypes[38]
+	mi := &file_duramen_v1_groups_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2817,7 +2876,7 @@ func (x *EndSubscription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSubscription.ProtoReflect.Descriptor instead.
 func (*EndSubscription) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{38}
+	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EndSubscription) GetSubscription() uint32 {
@@ -2835,7 +2894,7 @@ type CloseSession struct {
 
 func (x *CloseSession) Reset() {
 	*x = CloseSession{}
-	mi := &file_duramen_v1_groups_proto_msgTypes[39]
+	mi := &file_duramen_v1_groups_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2847,7 +2906,7 @@ func (x *CloseSession) String() string {
 func (*CloseSession) ProtoMessage() {}
 
 func (x *CloseSession) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_groups_proto_msgTypes[39]
+	mi := &file_duramen_v1_groups_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2860,7 +2919,7 @@ func (x *CloseSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSession.ProtoReflect.Descriptor instead.
 func (*CloseSession) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{39}
+	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{40}
 }
 
 // What the server says in a session.
@@ -2879,7 +2938,7 @@ type SessionResponse struct {
 
 func (x *SessionResponse) Reset() {
 	*x = SessionResponse{}
-	mi := &file_duramen_v1_groups_proto_msgTypes[40]
+	mi := &file_duramen_v1_groups_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2891,7 +2950,7 @@ func (x *SessionResponse) String() string {
 func (*SessionResponse) ProtoMessage() {}
 
 func (x *SessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_groups_proto_msgTypes[40]
+	mi := &file_duramen_v1_groups_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2904,7 +2963,7 @@ func (x *SessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionResponse.ProtoReflect.Descriptor instead.
 func (*SessionResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{40}
+	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SessionResponse) GetSay() isSessionResponse_Say {
@@ -2996,7 +3055,7 @@ type SessionOpened struct {
 
 func (x *SessionOpened) Reset() {
 	*x = SessionOpened{}
-	mi := &file_duramen_v1_groups_proto_msgTypes[41]
+	mi := &file_duramen_v1_groups_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3067,7 @@ func (x *SessionOpened) String() string {
 func (*SessionOpened) ProtoMessage() {}
 
 func (x *SessionOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_groups_proto_msgTypes[41]
+	mi := &file_duramen_v1_groups_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3080,7 @@ func (x *SessionOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionOpened.ProtoReflect.Descriptor instead.
 func (*SessionOpened) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{41}
+	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SessionOpened) GetSession() []byte {
@@ -3063,7 +3122,7 @@ type SessionMessages struct {
 
 func (x *SessionMessages) Reset() {
 	*x = SessionMessages{}
-	mi := &file_duramen_v1_groups_proto_msgTypes[42]
+	mi := &file_duramen_v1_groups_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3075,7 +3134,7 @@ func (x *SessionMessages) String() string {
 func (*SessionMessages) ProtoMessage() {}
 
 func (x *SessionMessages) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_groups_proto_msgTypes[42]
+	mi := &file_duramen_v1_groups_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3147,7 @@ func (x *SessionMessages) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionMessages.ProtoReflect.Descriptor instead.
 func (*SessionMessages) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{42}
+	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SessionMessages) GetSubscription() uint32 {
@@ -3144,7 +3203,7 @@ type SessionAnswer struct {
 
 func (x *SessionAnswer) Reset() {
 	*x = SessionAnswer{}
-	mi := &file_duramen_v1_groups_proto_msgTypes[43]
+	mi := &file_duramen_v1_groups_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3156,7 +3215,7 @@ func (x *SessionAnswer) String() string {
 func (*SessionAnswer) ProtoMessage() {}
 
 func (x *SessionAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_groups_proto_msgTypes[43]
+	mi := &file_duramen_v1_groups_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3169,7 +3228,7 @@ func (x *SessionAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionAnswer.ProtoReflect.Descriptor instead.
 func (*SessionAnswer) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{43}
+	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SessionAnswer) GetRequest() uint64 {
@@ -3223,7 +3282,7 @@ type SubscriptionEnded struct {
 
 func (x *SubscriptionEnded) Reset() {
 	*x = SubscriptionEnded{}
-	mi := &file_duramen_v1_groups_proto_msgTypes[44]
+	mi := &file_duramen_v1_groups_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3235,7 +3294,7 @@ func (x *SubscriptionEnded) String() string {
 func (*SubscriptionEnded) ProtoMessage() {}
 
 func (x *SubscriptionEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_groups_proto_msgTypes[44]
+	mi := &file_duramen_v1_groups_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3248,7 +3307,7 @@ func (x *SubscriptionEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriptionEnded.ProtoReflect.Descriptor instead.
 func (*SubscriptionEnded) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{44}
+	return file_duramen_v1_groups_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SubscriptionEnded) GetSubscription() uint32 {
@@ -3447,7 +3506,7 @@ const file_duramen_v1_groups_proto_rawDesc = "" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\x04R\ttimeoutMs\x12\x14\n" +
-	"\x05space\x18\x0f \x01(\tR\x05space\"\xdb\x01\n" +
+	"\x05space\x18\x0f \x01(\tR\x05space\"\x87\x02\n" +
 	"\x11BeginSubscription\x12\"\n" +
 	"\fsubscription\x18\x01 \x01(\rR\fsubscription\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x14\n" +
@@ -3455,7 +3514,11 @@ const file_duramen_v1_groups_proto_rawDesc = "" +
 	"\x05start\x18\x04 \x01(\v2\x14.duramen.v1.PositionR\x05start\x12\x16\n" +
 	"\x06member\x18\x05 \x01(\tR\x06member\x12\x1a\n" +
 	"\bmessages\x18\x06 \x01(\rR\bmessages\x12\x16\n" +
-	"\x06credit\x18\a \x01(\x04R\x06credit\"H\n" +
+	"\x06credit\x18\a \x01(\x04R\x06credit\x12*\n" +
+	"\x04held\x18\b \x01(\v2\x16.duramen.v1.HeldLeasesR\x04held\"$\n" +
+	"\n" +
+	"HeldLeases\x12\x16\n" +
+	"\x06leases\x18\x01 \x03(\fR\x06leases\"H\n" +
 	"\x06Credit\x12\"\n" +
 	"\fsubscription\x18\x01 \x01(\rR\fsubscription\x12\x1a\n" +
 	"\bmessages\x18\x02 \x01(\x04R\bmessages\"\xa0\x01\n" +
@@ -3515,7 +3578,7 @@ func file_duramen_v1_groups_proto_rawDescGZIP() []byte {
 	return file_duramen_v1_groups_proto_rawDescData
 }
 
-var file_duramen_v1_groups_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_duramen_v1_groups_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_duramen_v1_groups_proto_goTypes = []any{
 	(*Position)(nil),               // 0: duramen.v1.Position
 	(*GroupOptions)(nil),           // 1: duramen.v1.GroupOptions
@@ -3552,62 +3615,64 @@ var file_duramen_v1_groups_proto_goTypes = []any{
 	(*SessionRequest)(nil),         // 32: duramen.v1.SessionRequest
 	(*OpenSession)(nil),            // 33: duramen.v1.OpenSession
 	(*BeginSubscription)(nil),      // 34: duramen.v1.BeginSubscription
-	(*Credit)(nil),                 // 35: duramen.v1.Credit
-	(*SettleInSession)(nil),        // 36: duramen.v1.SettleInSession
-	(*ExtendInSession)(nil),        // 37: duramen.v1.ExtendInSession
-	(*EndSubscription)(nil),        // 38: duramen.v1.EndSubscription
-	(*CloseSession)(nil),           // 39: duramen.v1.CloseSession
-	(*SessionResponse)(nil),        // 40: duramen.v1.SessionResponse
-	(*SessionOpened)(nil),          // 41: duramen.v1.SessionOpened
-	(*SessionMessages)(nil),        // 42: duramen.v1.SessionMessages
-	(*SessionAnswer)(nil),          // 43: duramen.v1.SessionAnswer
-	(*SubscriptionEnded)(nil),      // 44: duramen.v1.SubscriptionEnded
-	(*WriteOptions)(nil),           // 45: duramen.v1.WriteOptions
-	(*ReceivedMessage)(nil),        // 46: duramen.v1.ReceivedMessage
-	(Acknowledge)(0),               // 47: duramen.v1.Acknowledge
+	(*HeldLeases)(nil),             // 35: duramen.v1.HeldLeases
+	(*Credit)(nil),                 // 36: duramen.v1.Credit
+	(*SettleInSession)(nil),        // 37: duramen.v1.SettleInSession
+	(*ExtendInSession)(nil),        // 38: duramen.v1.ExtendInSession
+	(*EndSubscription)(nil),        // 39: duramen.v1.EndSubscription
+	(*CloseSession)(nil),           // 40: duramen.v1.CloseSession
+	(*SessionResponse)(nil),        // 41: duramen.v1.SessionResponse
+	(*SessionOpened)(nil),          // 42: duramen.v1.SessionOpened
+	(*SessionMessages)(nil),        // 43: duramen.v1.SessionMessages
+	(*SessionAnswer)(nil),          // 44: duramen.v1.SessionAnswer
+	(*SubscriptionEnded)(nil),      // 45: duramen.v1.SubscriptionEnded
+	(*WriteOptions)(nil),           // 46: duramen.v1.WriteOptions
+	(*ReceivedMessage)(nil),        // 47: duramen.v1.ReceivedMessage
+	(Acknowledge)(0),               // 48: duramen.v1.Acknowledge
 }
 var file_duramen_v1_groups_proto_depIdxs = []int32{
 	2,  // 0: duramen.v1.GroupOptions.filter:type_name -> duramen.v1.Filter
 	3,  // 1: duramen.v1.Filter.headers:type_name -> duramen.v1.HeaderFilter
 	0,  // 2: duramen.v1.CreateGroupRequest.start:type_name -> duramen.v1.Position
 	1,  // 3: duramen.v1.CreateGroupRequest.group_options:type_name -> duramen.v1.GroupOptions
-	45, // 4: duramen.v1.CreateGroupRequest.options:type_name -> duramen.v1.WriteOptions
+	46, // 4: duramen.v1.CreateGroupRequest.options:type_name -> duramen.v1.WriteOptions
 	1,  // 5: duramen.v1.ConfigureGroupRequest.group_options:type_name -> duramen.v1.GroupOptions
-	45, // 6: duramen.v1.ConfigureGroupRequest.options:type_name -> duramen.v1.WriteOptions
-	45, // 7: duramen.v1.DeleteGroupRequest.options:type_name -> duramen.v1.WriteOptions
+	46, // 6: duramen.v1.ConfigureGroupRequest.options:type_name -> duramen.v1.WriteOptions
+	46, // 7: duramen.v1.DeleteGroupRequest.options:type_name -> duramen.v1.WriteOptions
 	12, // 8: duramen.v1.ListGroupsResponse.groups:type_name -> duramen.v1.GroupDescription
 	1,  // 9: duramen.v1.GroupDescription.group_options:type_name -> duramen.v1.GroupOptions
-	45, // 10: duramen.v1.PauseGroupRequest.options:type_name -> duramen.v1.WriteOptions
+	46, // 10: duramen.v1.PauseGroupRequest.options:type_name -> duramen.v1.WriteOptions
 	0,  // 11: duramen.v1.ResetGroupRequest.start:type_name -> duramen.v1.Position
-	45, // 12: duramen.v1.ResetGroupRequest.options:type_name -> duramen.v1.WriteOptions
+	46, // 12: duramen.v1.ResetGroupRequest.options:type_name -> duramen.v1.WriteOptions
 	19, // 13: duramen.v1.ListPendingResponse.messages:type_name -> duramen.v1.PendingMessage
-	45, // 14: duramen.v1.RedriveRequest.options:type_name -> duramen.v1.WriteOptions
+	46, // 14: duramen.v1.RedriveRequest.options:type_name -> duramen.v1.WriteOptions
 	24, // 15: duramen.v1.FetchResponse.messages:type_name -> duramen.v1.Delivered
-	46, // 16: duramen.v1.Delivered.message:type_name -> duramen.v1.ReceivedMessage
+	47, // 16: duramen.v1.Delivered.message:type_name -> duramen.v1.ReceivedMessage
 	26, // 17: duramen.v1.Settlement.retry:type_name -> duramen.v1.Retry
 	27, // 18: duramen.v1.Settlement.give_up:type_name -> duramen.v1.GiveUp
 	25, // 19: duramen.v1.SettleRequest.settlements:type_name -> duramen.v1.Settlement
-	45, // 20: duramen.v1.SettleRequest.options:type_name -> duramen.v1.WriteOptions
+	46, // 20: duramen.v1.SettleRequest.options:type_name -> duramen.v1.WriteOptions
 	33, // 21: duramen.v1.SessionRequest.open:type_name -> duramen.v1.OpenSession
 	34, // 22: duramen.v1.SessionRequest.begin:type_name -> duramen.v1.BeginSubscription
-	35, // 23: duramen.v1.SessionRequest.credit:type_name -> duramen.v1.Credit
-	36, // 24: duramen.v1.SessionRequest.settle:type_name -> duramen.v1.SettleInSession
-	37, // 25: duramen.v1.SessionRequest.extend:type_name -> duramen.v1.ExtendInSession
-	38, // 26: duramen.v1.SessionRequest.end:type_name -> duramen.v1.EndSubscription
-	39, // 27: duramen.v1.SessionRequest.close:type_name -> duramen.v1.CloseSession
+	36, // 23: duramen.v1.SessionRequest.credit:type_name -> duramen.v1.Credit
+	37, // 24: duramen.v1.SessionRequest.settle:type_name -> duramen.v1.SettleInSession
+	38, // 25: duramen.v1.SessionRequest.extend:type_name -> duramen.v1.ExtendInSession
+	39, // 26: duramen.v1.SessionRequest.end:type_name -> duramen.v1.EndSubscription
+	40, // 27: duramen.v1.SessionRequest.close:type_name -> duramen.v1.CloseSession
 	0,  // 28: duramen.v1.BeginSubscription.start:type_name -> duramen.v1.Position
-	25, // 29: duramen.v1.SettleInSession.settlements:type_name -> duramen.v1.Settlement
-	47, // 30: duramen.v1.SettleInSession.acknowledge:type_name -> duramen.v1.Acknowledge
-	41, // 31: duramen.v1.SessionResponse.opened:type_name -> duramen.v1.SessionOpened
-	42, // 32: duramen.v1.SessionResponse.messages:type_name -> duramen.v1.SessionMessages
-	43, // 33: duramen.v1.SessionResponse.answer:type_name -> duramen.v1.SessionAnswer
-	44, // 34: duramen.v1.SessionResponse.ended:type_name -> duramen.v1.SubscriptionEnded
-	24, // 35: duramen.v1.SessionMessages.messages:type_name -> duramen.v1.Delivered
-	36, // [36:36] is the sub-list for method output_type
-	36, // [36:36] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	35, // 29: duramen.v1.BeginSubscription.held:type_name -> duramen.v1.HeldLeases
+	25, // 30: duramen.v1.SettleInSession.settlements:type_name -> duramen.v1.Settlement
+	48, // 31: duramen.v1.SettleInSession.acknowledge:type_name -> duramen.v1.Acknowledge
+	42, // 32: duramen.v1.SessionResponse.opened:type_name -> duramen.v1.SessionOpened
+	43, // 33: duramen.v1.SessionResponse.messages:type_name -> duramen.v1.SessionMessages
+	44, // 34: duramen.v1.SessionResponse.answer:type_name -> duramen.v1.SessionAnswer
+	45, // 35: duramen.v1.SessionResponse.ended:type_name -> duramen.v1.SubscriptionEnded
+	24, // 36: duramen.v1.SessionMessages.messages:type_name -> duramen.v1.Delivered
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_duramen_v1_groups_proto_init() }
@@ -3643,7 +3708,7 @@ func file_duramen_v1_groups_proto_init() {
 		(*SessionRequest_End)(nil),
 		(*SessionRequest_Close)(nil),
 	}
-	file_duramen_v1_groups_proto_msgTypes[40].OneofWrappers = []any{
+	file_duramen_v1_groups_proto_msgTypes[41].OneofWrappers = []any{
 		(*SessionResponse_Opened)(nil),
 		(*SessionResponse_Messages)(nil),
 		(*SessionResponse_Answer)(nil),
@@ -3655,7 +3720,7 @@ func file_duramen_v1_groups_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_duramen_v1_groups_proto_rawDesc), len(file_duramen_v1_groups_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -76,9 +76,8 @@ impl From<Refusal> for Stopped {
 
 pub(super) type Ran = std::result::Result<Outcome, Stopped>;
 
-/// Reserved maps.
+/// The reserved map of commands with a key.
 pub(super) const IDEMPOTENCY: &str = "server.idempotency";
-pub(super) const SESSIONS: &str = "server.sessions";
 
 impl Applier {
     /// An applier for a store. The store may have other users at the same time.
@@ -92,7 +91,7 @@ impl Applier {
             // Commands do what trees need in the background.
             trees: Trees::open_with(store, TreesOptions::new().background(false))?,
             keys: Keys::new(store.reserved_map(IDEMPOTENCY)?),
-            sessions: Sessions::new(store.reserved_map(SESSIONS)?),
+            sessions: Sessions::open_in(store)?,
             tokens: Tokens::new(store.reserved_map(TOKENS)?),
             recorder: Recorder::new(Kept::open(store)?),
             maps: HashMap::new(),

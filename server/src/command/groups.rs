@@ -112,8 +112,13 @@ impl Applier {
     }
 
     pub(super) fn lease(&mut self, tx: &mut Transaction, lease: &Lease, now_ms: u64) -> Ran {
-        if !lease.session.is_empty() && !self.sessions.exists(tx, &lease.session)? {
-            return Err(session_ended().into());
+        if !lease.session.is_empty() {
+            let session = self.sessions.get(tx, &lease.session)?;
+            let session = session.ok_or_else(session_ended)?;
+            // A later stream releases what earlier streams left, once. A lease that came after that would be lost.
+            if lease.stream != 0 && lease.stream != session.stream {
+                return Err(taken_over().into());
+            }
         }
         let request = LeaseRequest {
             member: &lease.member,
@@ -143,6 +148,8 @@ impl Applier {
             let of = StoredLease {
                 topic: lease.topic.clone(),
                 group: lease.group.clone(),
+                member: lease.member.clone(),
+                stream: lease.stream,
             };
             self.sessions.add(tx, &lease.session, &sent, &of)?;
         }
@@ -224,6 +231,7 @@ impl Applier {
             timeout_ms: open.timeout_ms,
             principal: open.principal.clone(),
             swept_ms: before.map_or(0, |before| before.swept_ms),
+            stream: open.stream,
         };
         self.sessions.open(tx, &open.session, &stored)?;
         Ok(outcome(Led::Changed(is_new)))
@@ -265,6 +273,11 @@ fn is_over(error: &Error) -> bool {
 fn session_ended() -> duramen_proto::command::Refusal {
     let message = "the session has ended, and its leases with it; open a new one";
     refused(Code::Aborted, "SESSION_ENDED", message)
+}
+
+fn taken_over() -> duramen_proto::command::Refusal {
+    let message = "another stream opened this session, and this one is over";
+    refused(Code::Aborted, "SESSION_TAKEN_OVER", message)
 }
 
 fn sent_lease(bytes: &[u8]) -> Result<SentLease, Stopped> {

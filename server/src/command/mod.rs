@@ -21,11 +21,12 @@ pub(crate) use kept::{Kept, keeps_none, oldest};
 pub(crate) use options::{to_group_options, to_topic_options};
 pub(crate) use refusal::refusal_of;
 pub use sessions::SESSION_BYTES;
+pub(crate) use sessions::{HeldLeases, LeftLeases, Sessions};
 pub(crate) use token::TOKENS;
 pub(crate) use trees::{to_kind, to_lease, to_node, to_pattern, tree_not_found};
 
 /// The reserved maps of servers.
-pub(crate) const MAPS: [&str; 4] = [apply::IDEMPOTENCY, apply::SESSIONS, TOKENS, kept::CHANGES];
+pub(crate) const MAPS: [&str; 4] = [apply::IDEMPOTENCY, sessions::NAME, TOKENS, kept::CHANGES];
 
 /// The version of entries that this server writes. It refuses all others.
 pub const ENTRY_VERSION: u32 = 1;

@@ -8,11 +8,15 @@
 //! lease of the session removes it, and the session remembers up to which deadline that was done. The walk begins there: it
 //! must not pass the rows of all leases that were settled since the last fold.
 
+use std::collections::{HashMap, HashSet};
+
 use duramen::topic::LeaseId;
-use duramen::{Cursor, Map, Result, Snapshot, Transaction};
+use duramen::{Cursor, Map, Result, Snapshot, Store, Transaction};
 use duramen_proto::command::{StoredLease, StoredSession};
 use prost::Message;
 
+/// The reserved map of sessions.
+pub(super) const NAME: &str = "server.sessions";
 /// Bytes of the name of a session.
 pub const SESSION_BYTES: usize = 16;
 /// The most leases that one command looks at.
@@ -24,7 +28,7 @@ const SESSION: u8 = 0;
 const LEASE: u8 = 1;
 
 /// What the store holds of sessions.
-pub(super) struct Sessions {
+pub(crate) struct Sessions {
     rows: Map,
 }
 
@@ -51,6 +55,35 @@ impl SentLease {
     }
 }
 
+/// Leases that earlier streams of a session made, by topic, group and member.
+#[derive(Default)]
+pub(crate) struct LeftLeases {
+    leases: HashMap<(String, String, String), Vec<SentLease>>,
+}
+
+impl LeftLeases {
+    /// Takes the leases of a member out, and returns those that it does not hold, as clients send them.
+    pub(crate) fn take_lost(&mut self, owner: (String, String, String), held: &HeldLeases) -> Vec<Vec<u8>> {
+        let left = self.leases.remove(&owner).unwrap_or_default();
+        let lost = left.iter().filter(|lease| !held.leases.contains(&lease.id));
+        lost.map(SentLease::encode).collect()
+    }
+}
+
+/// Leases that a client says it holds. The deadline is no part of them: that of a stored lease moves when it is extended.
+pub(crate) struct HeldLeases {
+    leases: HashSet<LeaseId>,
+}
+
+impl HeldLeases {
+    /// `None`: these are no bytes of leases.
+    pub(crate) fn decode(leases: &[impl AsRef<[u8]>]) -> Option<HeldLeases> {
+        let ids = leases.iter().map(|lease| Some(SentLease::decode(lease.as_ref())?.id));
+        let leases = ids.collect::<Option<_>>()?;
+        Some(HeldLeases { leases })
+    }
+}
+
 /// A lease that a session holds.
 pub(super) struct HeldLease {
     key: Vec<u8>,
@@ -59,8 +92,11 @@ pub(super) struct HeldLease {
 }
 
 impl Sessions {
-    pub(super) fn new(rows: Map) -> Sessions {
-        Sessions { rows }
+    /// # Errors
+    /// Those of opening the map.
+    pub(crate) fn open_in(store: &Store) -> Result<Sessions> {
+        let rows = store.reserved_map(NAME)?;
+        Ok(Sessions { rows })
     }
 
     /// All sessions.
@@ -81,10 +117,6 @@ impl Sessions {
     pub(super) fn get(&self, tx: &Transaction, session: &[u8]) -> Result<Option<StoredSession>> {
         let row = tx.get_ref(&self.rows, key(SESSION, session))?;
         Ok(row.map(|row| StoredSession::decode(&row[..]).unwrap_or_default()))
-    }
-
-    pub(super) fn exists(&self, tx: &Transaction, session: &[u8]) -> Result<bool> {
-        Ok(tx.get_ref(&self.rows, key(SESSION, session))?.is_some())
     }
 
     pub(super) fn remove(&self, tx: &mut Transaction, session: &[u8]) -> Result<()> {
@@ -123,6 +155,33 @@ impl Sessions {
         Ok(held)
     }
 
+    /// The leases of a session that its streams before `stream` made. Once `stream` is the last one of the session, they
+    /// only become fewer.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub(crate) fn left(&self, snapshot: &Snapshot, session: &[u8], stream: u64) -> Result<LeftLeases> {
+        let stored = snapshot.get(&self.rows, key(SESSION, session))?;
+        let stored = stored.map(|row| StoredSession::decode(&row[..]).unwrap_or_default());
+        let low = bound(session, stored.map_or(0, |stored| stored.swept_ms));
+        // Behind the last deadline: the kind of a lease, which comes next, is less than this byte.
+        let mut high = bound(session, u64::MAX);
+        high.push(u8::MAX);
+        let mut rows = snapshot.range(&self.rows, &low[..]..&high[..])?;
+        let mut left = LeftLeases::default();
+        while let Some((row, value)) = rows.next()? {
+            let lease = row.get(1 + session.len()..).and_then(SentLease::decode);
+            let (Some(lease), Ok(of)) = (lease, StoredLease::decode(&value[..])) else {
+                continue;
+            };
+            if of.stream != 0 && of.stream != stream {
+                let owner = (of.topic, of.group, of.member);
+                left.leases.entry(owner).or_default().push(lease);
+            }
+        }
+        Ok(left)
+    }
+
     /// Leases whose first deadline was before a time, some of them. Looks for them once a second.
     pub(super) fn over(&self, tx: &mut Transaction, session: &[u8], now_ms: u64) -> Result<Vec<HeldLease>> {
         let Some(stored) = self.get(tx, session)? else {
@@ -131,12 +190,7 @@ impl Sessions {
         if now_ms < stored.swept_ms + SWEEP_MS {
             return Ok(Vec::new());
         }
-        let bound = |deadline: u64| {
-            let mut bound = key(LEASE, session);
-            bound.extend(deadline.to_be_bytes());
-            bound
-        };
-        let (low, high) = (bound(stored.swept_ms), bound(now_ms));
+        let (low, high) = (bound(session, stored.swept_ms), bound(session, now_ms));
         let over = self.held_within(session, tx.range(&self.rows, &low[..]..&high[..])?)?;
         if over.len() < LEASES_MAX {
             let swept_ms = now_ms;
@@ -150,6 +204,13 @@ fn key(tag: u8, session: &[u8]) -> Vec<u8> {
     let mut key = vec![tag];
     key.extend_from_slice(session);
     key
+}
+
+/// The key before all leases of a session with this deadline.
+fn bound(session: &[u8], deadline: u64) -> Vec<u8> {
+    let mut bound = key(LEASE, session);
+    bound.extend(deadline.to_be_bytes());
+    bound
 }
 
 fn lease_key(session: &[u8], lease: &SentLease) -> Vec<u8> {

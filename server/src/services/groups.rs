@@ -12,7 +12,7 @@ use tonic::Status;
 use crate::command::to_group_options;
 use crate::error::{failed, invalid};
 use crate::pipeline::Level;
-use crate::session::{RemoteMember, extend_lease, settle_all};
+use crate::session::{Holder, RemoteMember, extend_lease, settle_all};
 use crate::state::{State, check_space, unexpected};
 
 /// Messages of a fetch when the request names no number, and the most.
@@ -168,7 +168,11 @@ pub(super) async fn fetch(state: &State, request: FetchRequest) -> Result<FetchR
         messages => messages.min(FETCHED_MAX),
     };
     let name = (&request.topic[..], &request.group[..]);
-    let mut member = RemoteMember::new(state, name, request.member, request.session)?;
+    let holder = Holder {
+        session: request.session,
+        stream: 0,
+    };
+    let mut member = RemoteMember::new(state, name, request.member, holder)?;
     let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
     let mut ends = state.ends.clone();
     let received = tokio::select! {

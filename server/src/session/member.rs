@@ -54,13 +54,22 @@ impl Rooms {
     }
 }
 
+/// What the leases of a member belong to.
+#[derive(Clone)]
+pub(crate) struct Holder {
+    /// The session; empty: none.
+    pub(crate) session: Bytes,
+    /// The stream of the session that gets the messages; 0: none.
+    pub(crate) stream: u64,
+}
+
 /// A member of a group, for a client.
 pub(crate) struct RemoteMember {
     state: State,
     topic: Topic,
     group: Group,
     name: String,
-    session: Bytes,
+    holder: Holder,
     watch: GroupWatch,
     room: Arc<Notify>,
     prefers_new: bool,
@@ -78,7 +87,7 @@ impl RemoteMember {
         state: &State,
         (topic, group): (&str, &str),
         name: String,
-        session: Bytes,
+        holder: Holder,
     ) -> Result<RemoteMember, Status> {
         let topic = state.topic(topic)?;
         let group = topic.existing_group(group).map_err(|error| failed(&error))?;
@@ -89,7 +98,7 @@ impl RemoteMember {
             topic,
             group,
             name,
-            session,
+            holder,
             prefers_new: false,
         })
     }
@@ -152,7 +161,8 @@ impl RemoteMember {
             token: self.state.store.random_number(),
             messages: most,
             prefers_new: self.prefers_new,
-            session: self.session.clone(),
+            session: self.holder.session.clone(),
+            stream: self.holder.stream,
         };
         let command = Command {
             idempotency_key: Bytes::new(),

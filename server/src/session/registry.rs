@@ -52,8 +52,8 @@ pub(crate) struct Attached {
     pub(crate) session: Bytes,
     pub(crate) resumed: bool,
     pub(crate) timeout: Duration,
-    /// Tells this stream from later ones of the session.
-    number: u64,
+    /// Tells this stream from other ones of the session.
+    pub(crate) number: u64,
     /// Resolves when another stream takes the session over.
     pub(crate) taken_over: oneshot::Receiver<()>,
 }
@@ -124,13 +124,15 @@ impl Registry {
         let owner = state.sessions.locked().get(wanted).map(|known| known.principal.clone());
         let owner = owner.filter(|_| matches!(caller, Caller::Unlimited));
         let principal = owner.unwrap_or_else(|| caller.name().into());
+        // Leases without a stream have the number 0.
+        let number = state.store.random_number().max(1);
         let open = Change::OpenSession(OpenSession {
             session: session.clone().into(),
             timeout_ms: timeout.as_millis() as u64,
             principal: principal.clone(),
+            stream: number,
         });
         state.write_unasked(open).await?;
-        let number = state.store.random_number();
         let (ends, taken_over) = oneshot::channel();
         let place = Place::Attached { number, _ends: ends };
         // Dropping the place of an older stream ends that stream.

@@ -22,7 +22,8 @@ use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status, Streaming};
 
-use super::member::RemoteMember;
+use super::lost::{LostLeases, release};
+use super::member::{Holder, RemoteMember};
 use super::registry::{Attached, Registry};
 use crate::command::start_of;
 use crate::error::{failed, invalid, reason_of, status, stopping};
@@ -102,7 +103,11 @@ async fn run(
     let mut stream = Stream {
         state: state.clone(),
         credentials,
-        session: attached.session.clone(),
+        holder: Holder {
+            session: attached.session.clone(),
+            stream: attached.number,
+        },
+        lost: LostLeases::new(attached.resumed),
         responses: responses.clone(),
         subscriptions: HashMap::new(),
         answers: JoinSet::new(),
@@ -143,7 +148,8 @@ enum Ended {
 struct Stream {
     state: State,
     credentials: Credentials,
-    session: Bytes,
+    holder: Holder,
+    lost: LostLeases,
     responses: Responses,
     subscriptions: HashMap<u32, Subscription>,
     answers: JoinSet<()>,
@@ -230,7 +236,7 @@ impl Stream {
         topics.try_for_each(|topic| caller.may(Access::Read, Resource::Topic(topic)))
     }
 
-    async fn begin(&mut self, begin: BeginSubscription) -> Result<(), Status> {
+    async fn begin(&mut self, mut begin: BeginSubscription) -> Result<(), Status> {
         let number = begin.subscription;
         self.subscriptions.retain(|_, known| !known.task.is_finished());
         if self.subscriptions.contains_key(&number) {
@@ -244,11 +250,15 @@ impl Stream {
         if let Err(refused) = self.may_read([&begin.topic[..]]) {
             return say(&self.responses, ended(number, &refused)).await;
         }
+        let lost = match self.lost.take(&self.state, &self.holder, &mut begin) {
+            Ok(lost) => lost,
+            Err(refused) => return say(&self.responses, ended(number, &refused)).await,
+        };
         let topic = begin.topic.clone();
         let credit = Arc::new(Semaphore::new(permits(begin.credit)));
         let task = tokio::spawn(deliver(
             self.state.clone(),
-            self.session.clone(),
+            (self.holder.clone(), lost),
             begin,
             credit.clone(),
             self.responses.clone(),
@@ -271,7 +281,7 @@ impl Stream {
         let level = Level::of(settle.acknowledge, Level::Written)?;
         let mut settlements = settle.settlements;
         for settlement in &mut settlements {
-            settlement.session = self.session.clone();
+            settlement.session = self.holder.session.clone();
         }
         let allowed = self.may_read(settlements.iter().map(|settlement| &settlement.topic[..]));
         let state = self.state.clone();
@@ -340,11 +350,17 @@ fn permits(credit: u64) -> usize {
 }
 
 /// Sends the messages of a subscription, and tells the client why it ended.
-async fn deliver(state: State, session: Bytes, begin: BeginSubscription, credit: Arc<Semaphore>, responses: Responses) {
+async fn deliver(
+    state: State,
+    of_session: (Holder, Vec<Vec<u8>>),
+    begin: BeginSubscription,
+    credit: Arc<Semaphore>,
+    responses: Responses,
+) {
     let number = begin.subscription;
     let ended = match begin.group.is_empty() {
         true => deliver_topic(&state, begin, &credit, &responses).await,
-        false => deliver_group(&state, session, begin, &credit, &responses).await,
+        false => deliver_group(&state, of_session, begin, &credit, &responses).await,
     };
     // Without an error the client is gone.
     if let Err(status) = ended {
@@ -382,14 +398,16 @@ fn messages_of(begin: &BeginSubscription) -> u32 {
 
 async fn deliver_group(
     state: &State,
-    session: Bytes,
+    (holder, lost): (Holder, Vec<Vec<u8>>),
     begin: BeginSubscription,
     credit: &Semaphore,
     responses: &Responses,
 ) -> Result<(), Status> {
     let _counted = Subscribed::count(state);
     let most = messages_of(&begin);
-    let mut member = RemoteMember::new(state, (&begin.topic, &begin.group), begin.member, session)?;
+    let name = (&begin.topic[..], &begin.group[..]);
+    let mut member = RemoteMember::new(state, name, begin.member, holder.clone())?;
+    release(state, &holder, name, lost).await?;
     loop {
         let allowed = credit_for(credit, most).await;
         let Some(received) = member.receive(allowed, None).await? else {

@@ -66,6 +66,8 @@ pub use admin::salvage::{Lost, Salvage};
 pub use admin::statistics::{
     Counts, GenerationStatistics, MapStatistics, MemoryStatistics, ProcessStatistics, SnapshotStatistics, Statistics,
 };
+#[doc(hidden)]
+pub use admin::transfer::StoredPairs;
 pub use api::batch::Batch;
 #[doc(hidden)]
 pub use api::brake::{BRAKES_MAX, Brake, BrakeStatistics, HeldBack};

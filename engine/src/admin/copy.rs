@@ -91,15 +91,35 @@ impl Core {
 
     /// Fills this store, which is new and empty, with everything that a view of another one shows.
     fn take_copy_of(&self, other: &Pinned, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let written = self.write_tree(other.core().source(), other.view(), Claim::Beyond, progress);
-        let (root, sink) = written?;
-        let commit = other.view().commit;
+        let (commit, next_map) = (other.view().commit, other.core().next_map());
+        let (root, sink) = self.write_tree(other.core().source(), other.view(), Claim::Beyond, progress)?;
+        self.begin_with(commit, next_map, root, &sink)
+    }
+
+    /// Fills this store, which is new and empty, with the tree that `write` writes.
+    pub(crate) fn load(
+        &self,
+        commit: u64,
+        next_map: u32,
+        write: impl FnOnce(&mut FileSink<'_>) -> Result<Root>,
+    ) -> Result<()> {
+        let sink = FileSink::new(self, self.region.version().number + 1, Claim::Beyond);
+        let (root, sink) = sink.filled_by(write)?;
+        self.begin_with(commit, next_map, root, &sink)
+    }
+
+    /// The id of the next map.
+    pub(crate) fn next_map(&self) -> u32 {
+        self.control().tail.0.next_map.load(Ordering::Relaxed)
+    }
+
+    /// Makes a tree the base of this store, which is new and empty. Its commits go on after `commit`.
+    fn begin_with(&self, commit: u64, next_map: u32, root: Root, sink: &FileSink<'_>) -> Result<()> {
         let control = self.control();
         let guard = self.hold_commits()?;
         // The log of the copy begins after the commit that it shows.
         control.visible.0.store(commit, Ordering::Release);
         control.synced.0.store(commit, Ordering::Release);
-        let next_map = other.core().control().tail.0.next_map.load(Ordering::Relaxed);
         control.tail.0.next_map.store(next_map, Ordering::Relaxed);
         self.rotate(0, 0)?;
         let mut version = self.region.version();

@@ -4,3 +4,4 @@ pub(crate) mod check;
 pub(crate) mod copy;
 pub(crate) mod salvage;
 pub(crate) mod statistics;
+pub(crate) mod transfer;

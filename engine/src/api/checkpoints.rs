@@ -32,6 +32,8 @@ pub struct Checkpoint {
     pub commit: u64,
     /// When it was made.
     pub created: SystemTime,
+    /// Pairs in the store then: those of maps, and what topics and trees consist of.
+    pub pairs: u64,
 }
 
 impl From<&Kept> for Checkpoint {
@@ -42,6 +44,7 @@ impl From<&Kept> for Checkpoint {
             metadata: kept.metadata.clone(),
             commit: kept.commit,
             created: SystemTime::UNIX_EPOCH + Duration::from_micros(kept.time),
+            pairs: kept.root.pairs,
         }
     }
 }
@@ -89,6 +92,10 @@ impl Store {
 }
 
 impl Checkpoints<'_> {
+    pub(crate) fn store(&self) -> &Store {
+        self.store
+    }
+
     /// Keeps the present state under a name of at most 255 bytes. It has every commit that was visible when the call began. When
     /// the call returns, the checkpoint survives power loss, and so do all these commits. The call folds what is in the log;
     /// commits go on meanwhile.

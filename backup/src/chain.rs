@@ -1,0 +1,370 @@
+//! Reading an export: the packs of the exports that it goes on from, and its own, as one sequence of pairs.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use object_store::{ObjectStore, ObjectStoreExt};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::digest::Digest;
+use crate::error::{BackupError, Result};
+use crate::export::Progress;
+use crate::manifest::{Export, Pack, pack_path};
+use crate::pack::{Record, open, record, sha256};
+use crate::rate::Rate;
+use crate::target::Backup;
+
+impl Backup {
+    /// An export with those that it goes on from, the full one first; `None`: the newest export.
+    pub(crate) async fn chain(&self, number: Option<u64>) -> Result<Vec<Export>> {
+        let nothing = || BackupError::NoExports {
+            place: self.place.clone(),
+        };
+        self.identity().await?.ok_or_else(nothing)?;
+        let number = match number {
+            Some(number) => number,
+            None => *self.numbers().await?.last().ok_or_else(nothing)?,
+        };
+        let mut chain = VecDeque::from([self.manifest(number).await?]);
+        while let Some(parent) = chain[0].parent.clone() {
+            let number = chain[0].number;
+            let missing = || BackupError::MissingLink {
+                number,
+                parent: parent.number,
+            };
+            if parent.number >= number {
+                return Err(missing());
+            }
+            let export = match self.manifest(parent.number).await {
+                Err(BackupError::UnknownExport { .. }) => return Err(missing()),
+                export => export?,
+            };
+            if export.id != parent.id {
+                return Err(missing());
+            }
+            chain.push_front(export);
+        }
+        Ok(chain.into())
+    }
+}
+
+/// The pairs of an export, in order. It is read in a thread that may block.
+pub(crate) struct Pairs {
+    /// Of the full export first: of several changes of a key the last one counts.
+    all: Vec<Changes>,
+    /// Which of them has the pair at hand.
+    at: usize,
+    /// Those that stand on the key of the pair at hand.
+    behind: Vec<usize>,
+    digest: Digest,
+    progress: mpsc::UnboundedSender<Progress>,
+    now: Progress,
+    found: u64,
+    expected: Export,
+}
+
+/// How often progress is told of, in pairs.
+const TOLD_PAIRS: u64 = 1 << 14;
+
+impl Pairs {
+    /// Begins to fetch the packs of a chain.
+    pub(crate) fn of(backup: &Backup, chain: &[Export], progress: mpsc::UnboundedSender<Progress>) -> Pairs {
+        let ahead = (backup.parallel / chain.len()).max(1);
+        let all = chain
+            .iter()
+            .map(|export| Changes::of(backup, export, ahead))
+            .collect::<Vec<_>>();
+        let expected = chain.last().expect("a chain has an export").clone();
+        Pairs {
+            at: 0,
+            behind: (0..all.len()).collect(),
+            all,
+            digest: Digest::default(),
+            progress,
+            now: Progress {
+                pairs: expected.pairs,
+                ..Progress::default()
+            },
+            found: 0,
+            expected,
+        }
+    }
+
+    /// Goes to the next pair. `false`: there are no more, and they were all that was exported.
+    pub(crate) fn next(&mut self) -> Result<bool> {
+        loop {
+            let mut behind = std::mem::take(&mut self.behind);
+            for at in behind.drain(..) {
+                self.all[at].advance()?;
+            }
+            self.behind = behind;
+            let Some(least) = self.all.iter().filter_map(Changes::key).min() else {
+                return self.check_all().map(|()| false);
+            };
+            let has_it = |(at, changes): (usize, &Changes)| (changes.key() == Some(least)).then_some(at);
+            self.behind.extend(self.all.iter().enumerate().filter_map(has_it));
+            self.at = *self.behind.last().expect("the least key is that of some");
+            if !self.all[self.at].is_put() {
+                continue;
+            }
+            let (key, value) = self.all[self.at].pair();
+            self.digest.add(key, value);
+            self.found += 1;
+            if self.found.is_multiple_of(TOLD_PAIRS) {
+                self.tell();
+            }
+            return Ok(true);
+        }
+    }
+
+    /// The pair at hand.
+    pub(crate) fn pair(&self) -> (&[u8], &[u8]) {
+        self.all[self.at].pair()
+    }
+
+    fn tell(&mut self) {
+        self.now.records = self.found;
+        self.now.bytes = self.all.iter().map(|changes| changes.bytes).sum();
+        // When the caller is gone there is no one to tell.
+        let _ = self.progress.send(self.now);
+    }
+
+    fn check_all(&mut self) -> Result<()> {
+        self.tell();
+        let Export {
+            number, pairs, digest, ..
+        } = &self.expected;
+        if self.found != *pairs || self.digest.to_text() != *digest {
+            return Err(BackupError::damaged(format!(
+                "export {number} comes to {} pairs with the digest {}, and not to {pairs} with {digest}",
+                self.found,
+                self.digest.to_text()
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// A pack that was fetched and checked.
+struct Fetched {
+    name: String,
+    bytes: u64,
+    body: Vec<u8>,
+}
+
+/// The changes of one export, in order.
+struct Changes {
+    number: u64,
+    packs: mpsc::Receiver<Result<Fetched>>,
+    /// Bytes of the packs so far.
+    bytes: u64,
+    name: String,
+    body: Vec<u8>,
+    /// Where the next record begins.
+    next: usize,
+    current: Current,
+    /// The value that was put together from parts.
+    long: Vec<u8>,
+    before: Vec<u8>,
+}
+
+/// The change at hand; ranges are of the body.
+#[derive(Clone, Debug)]
+enum Current {
+    None,
+    Put {
+        key: Range<usize>,
+        value: Range<usize>,
+    },
+    /// Its parts may come from several packs.
+    LongPut {
+        key: Vec<u8>,
+    },
+    Delete {
+        key: Range<usize>,
+    },
+}
+
+impl Changes {
+    fn of(backup: &Backup, export: &Export, ahead: usize) -> Changes {
+        let (sender, packs) = mpsc::channel(1);
+        let source = Source {
+            objects: backup.objects.clone(),
+            rate: backup.rate.clone(),
+            place: backup.place.clone(),
+        };
+        backup
+            .runtime
+            .spawn(source.fetch_all(export.packs.clone(), ahead, sender));
+        Changes {
+            number: export.number,
+            packs,
+            bytes: 0,
+            name: String::new(),
+            body: Vec::new(),
+            next: 0,
+            current: Current::None,
+            long: Vec::new(),
+            before: Vec::new(),
+        }
+    }
+
+    fn key(&self) -> Option<&[u8]> {
+        match &self.current {
+            Current::None => None,
+            Current::Put { key, .. } | Current::Delete { key } => Some(&self.body[key.clone()]),
+            Current::LongPut { key } => Some(key),
+        }
+    }
+
+    fn is_put(&self) -> bool {
+        matches!(self.current, Current::Put { .. } | Current::LongPut { .. })
+    }
+
+    fn pair(&self) -> (&[u8], &[u8]) {
+        match &self.current {
+            Current::Put { key, value } => (&self.body[key.clone()], &self.body[value.clone()]),
+            Current::LongPut { key } => (key, &self.long),
+            Current::None | Current::Delete { .. } => unreachable!("only a put has a value"),
+        }
+    }
+
+    fn damaged(&self, what: &str) -> BackupError {
+        BackupError::damaged(format!("pack {} of export {} {what}", self.name, self.number))
+    }
+
+    /// Makes sure that a record begins at `next`. `false`: there are no more.
+    fn has_more(&mut self) -> Result<bool> {
+        while self.next == self.body.len() {
+            let Some(fetched) = self.packs.blocking_recv() else {
+                return Ok(false);
+            };
+            let Fetched { name, bytes, body } = fetched?;
+            self.bytes += bytes;
+            (self.name, self.body, self.next) = (name, body, 0);
+        }
+        Ok(true)
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        if let Some(key) = self.key() {
+            let key = key.to_vec();
+            self.before = key;
+        }
+        if !self.has_more()? {
+            self.current = Current::None;
+            return Ok(());
+        }
+        let start = self.next;
+        let (record, bytes) =
+            record(&self.body[start..]).ok_or_else(|| self.damaged("has bytes that are no record"))?;
+        let place = |part: &[u8]| {
+            let at = part.as_ptr() as usize - self.body.as_ptr() as usize;
+            at..at + part.len()
+        };
+        let (current, length) = match record {
+            Record::Put { key, value } => (
+                Current::Put {
+                    key: place(key),
+                    value: place(value),
+                },
+                None,
+            ),
+            Record::Delete { key } => (Current::Delete { key: place(key) }, None),
+            Record::LongPut { key, length, part } => {
+                self.long.clear();
+                self.long.extend_from_slice(part);
+                (Current::LongPut { key: key.to_vec() }, Some(length))
+            }
+            Record::Part { .. } => return Err(self.damaged("has a part of no value")),
+        };
+        self.next = start + bytes;
+        self.current = current;
+        if let Some(length) = length {
+            self.take_parts(length)?;
+        }
+        if !self.before.is_empty() && self.key().unwrap_or_default() <= &self.before[..] {
+            return Err(self.damaged("has keys that are not in order"));
+        }
+        Ok(())
+    }
+
+    fn take_parts(&mut self, length: u64) -> Result<()> {
+        while (self.long.len() as u64) < length {
+            if !self.has_more()? {
+                return Err(self.damaged("has only a part of a value"));
+            }
+            let parsed = record(&self.body[self.next..]);
+            let Some((Record::Part { part }, bytes)) = parsed else {
+                return Err(self.damaged("has only a part of a value"));
+            };
+            self.long.extend_from_slice(part);
+            self.next += bytes;
+        }
+        match self.long.len() as u64 == length {
+            true => Ok(()),
+            false => Err(self.damaged("has a value that is too long")),
+        }
+    }
+}
+
+/// Where packs come from.
+#[derive(Clone)]
+struct Source {
+    objects: Arc<dyn ObjectStore>,
+    rate: Arc<Rate>,
+    place: String,
+}
+
+impl Source {
+    /// Fetches packs, some at a time, and hands them out in order.
+    async fn fetch_all(self, packs: Vec<Pack>, ahead: usize, sender: mpsc::Sender<Result<Fetched>>) {
+        let mut waiting = packs.into_iter();
+        let mut under_way: VecDeque<JoinHandle<Result<Fetched>>> = VecDeque::new();
+        loop {
+            while under_way.len() < ahead
+                && let Some(pack) = waiting.next()
+            {
+                under_way.push_back(tokio::spawn(self.clone().fetch(pack)));
+            }
+            let Some(next) = under_way.pop_front() else { return };
+            let fetched = next.await.expect("fetching does not panic");
+            let is_last = fetched.is_err();
+            if sender.send(fetched).await.is_err() || is_last {
+                return;
+            }
+        }
+    }
+
+    /// Fetches a pack and checks it.
+    async fn fetch(self, pack: Pack) -> Result<Fetched> {
+        self.rate.wait(pack.bytes).await;
+        let path = pack_path(&pack.sha256);
+        let got = match self.objects.get(&path).await {
+            Ok(got) => got.bytes().await,
+            Err(error) => Err(error),
+        };
+        let object = got.map_err(|error| match error {
+            object_store::Error::NotFound { .. } => BackupError::damaged(format!("pack {} is missing", pack.sha256)),
+            error => BackupError::object(format!("reading a pack from {}", self.place))(error),
+        })?;
+        let opened = tokio::task::spawn_blocking(move || {
+            if object.len() as u64 != pack.bytes || sha256(&object) != pack.sha256 {
+                let what = format!("pack {} has other bytes than it was written with", pack.sha256);
+                return Err(BackupError::damaged(what));
+            }
+            let body = open(&object, &pack.sha256)?.into_owned();
+            if body.len() as u64 != pack.body_bytes {
+                return Err(BackupError::damaged(format!("pack {} has a wrong length", pack.sha256)));
+            }
+            Ok(Fetched {
+                name: pack.sha256,
+                bytes: pack.bytes,
+                body,
+            })
+        });
+        opened.await.expect("checking a pack does not panic")
+    }
+}

@@ -1,0 +1,346 @@
+//! Exports: a checkpoint of the store becomes packs and a manifest.
+//!
+//! The checkpoint of the newest export stays in the store. So the next export has only the pairs that differ, found in time that
+//! grows with the difference. Commits go on meanwhile: an export reads a state that is kept.
+//!
+//! The manifest is written last. An export that was interrupted leaves its checkpoint and some packs. The next one goes on with
+//! that checkpoint, makes the same packs again, and sends only those that are missing.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use duramen::{Checkpoint, Store};
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::digest::Digest;
+use crate::error::{BackupError, Result};
+use crate::manifest::{Export, FORMAT, Pack, Parent, export_path, pack_path};
+use crate::pack::{Body, Compression, Packer, seal, sha256};
+use crate::rate::Rate;
+use crate::target::{Backup, random_id};
+
+/// Bodies that wait for their transfer.
+const WAITING: usize = 1;
+/// A pack that is there already is sent again when it is this old: `prune` may be about to delete it.
+const FRESH: Duration = Duration::from_secs(60 * 60);
+
+/// How to export.
+#[derive(Clone, Debug)]
+pub struct ExportOptions {
+    full: bool,
+    full_every: u32,
+    compression: Compression,
+    metadata: String,
+}
+
+impl Default for ExportOptions {
+    fn default() -> ExportOptions {
+        ExportOptions {
+            full: false,
+            full_every: 16,
+            compression: Compression::Zstd,
+            metadata: String::new(),
+        }
+    }
+}
+
+impl ExportOptions {
+    /// Incremental where that is possible, compressed.
+    pub fn new() -> ExportOptions {
+        ExportOptions::default()
+    }
+
+    /// Exports all pairs, whatever there is already.
+    pub fn full(mut self, is_full: bool) -> ExportOptions {
+        self.full = is_full;
+        self
+    }
+
+    /// After so many exports the next one is full: a restore reads no more than that. Default: 16.
+    pub fn full_every(mut self, exports: u32) -> ExportOptions {
+        self.full_every = exports.max(1);
+        self
+    }
+
+    /// How packs are compressed. Default: zstd.
+    pub fn compression(mut self, compression: Compression) -> ExportOptions {
+        self.compression = compression;
+        self
+    }
+
+    /// Text to store with the export.
+    pub fn metadata(mut self, metadata: impl Into<String>) -> ExportOptions {
+        self.metadata = metadata.into();
+        self
+    }
+}
+
+/// How far a transfer has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Changes of keys so far.
+    pub records: u64,
+    /// Pairs in the store; an incremental export has fewer changes.
+    pub pairs: u64,
+    /// Bytes that were sent or received.
+    pub bytes: u64,
+    /// Packs that were there already.
+    pub skipped: u64,
+}
+
+/// What a checkpoint of an export says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Kept {
+    export: u64,
+    id: String,
+}
+
+/// The checkpoints of a store that belong to a backup.
+struct Checkpoints<'s> {
+    store: &'s Store,
+    prefix: String,
+    kept: Vec<(Checkpoint, Kept)>,
+}
+
+impl<'s> Checkpoints<'s> {
+    fn of(store: &'s Store, backup: &str) -> Result<Checkpoints<'s>> {
+        let prefix = format!("backup {} ", &backup[..backup.len().min(16)]);
+        let all = store.checkpoints().list()?.into_iter();
+        let kept = all
+            .filter(|checkpoint| checkpoint.name.starts_with(&prefix))
+            .filter_map(|checkpoint| {
+                let kept = serde_json::from_slice(&checkpoint.metadata).ok()?;
+                Some((checkpoint, kept))
+            });
+        Ok(Checkpoints {
+            store,
+            kept: kept.collect(),
+            prefix,
+        })
+    }
+
+    fn find(&self, export: u64, id: Option<&str>) -> Option<&(Checkpoint, Kept)> {
+        let is_it = |(_, kept): &&(Checkpoint, Kept)| kept.export == export && id.is_none_or(|id| kept.id == id);
+        self.kept.iter().find(is_it)
+    }
+
+    fn create(&self, export: u64) -> Result<(Checkpoint, Kept)> {
+        let kept = Kept {
+            export,
+            id: random_id(),
+        };
+        let name = format!("{}{export} {}", self.prefix, &kept.id[..8]);
+        let metadata = serde_json::to_vec(&kept).expect("it is plain data");
+        Ok((self.store.checkpoints().create(&name, metadata)?, kept))
+    }
+
+    /// Drops all but one.
+    fn keep_only(&self, name: &str) -> Result<()> {
+        for (checkpoint, _) in self.kept.iter().filter(|(checkpoint, _)| checkpoint.name != name) {
+            self.store.checkpoints().drop(&checkpoint.name)?;
+        }
+        Ok(())
+    }
+}
+
+/// What was read, and what was sent.
+struct Sent {
+    packs: Vec<Pack>,
+    digest: Digest,
+}
+
+impl Backup {
+    /// Exports the present state of a store. It is incremental when the store still has the checkpoint of the newest export. When
+    /// this returns, the export is complete, and durable as the place keeps what it has: a directory is synced.
+    ///
+    /// # Errors
+    /// [`BackupError::TakenMeanwhile`], [`BackupError::NotABackup`], [`BackupError::NoConditionalPut`], [`BackupError::Object`],
+    /// [`BackupError::Store`]. Call it again: it goes on where it was interrupted.
+    pub fn export(&self, store: &Store, options: &ExportOptions, progress: &mut dyn FnMut(Progress)) -> Result<Export> {
+        self.runtime.block_on(self.export_async(store, options, progress))
+    }
+
+    async fn export_async(
+        &self,
+        store: &Store,
+        options: &ExportOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Export> {
+        let identity = self.claim().await?;
+        let newest = match self.numbers().await?.last() {
+            Some(&number) => Some(self.manifest(number).await?),
+            None => None,
+        };
+        let number = newest.as_ref().map_or(1, |newest| newest.number + 1);
+        let checkpoints = Checkpoints::of(store, &identity.id)?;
+        let base = newest
+            .as_ref()
+            .filter(|newest| !options.full && newest.depth + 1 < options.full_every)
+            .and_then(|newest| Some((newest, checkpoints.find(newest.number, Some(&newest.id))?)));
+        let (checkpoint, kept) = match checkpoints.find(number, None) {
+            Some((checkpoint, kept)) => (checkpoint.clone(), kept.clone()),
+            None => checkpoints.create(number)?,
+        };
+        let from = base.map(|(_, (base, _))| base.name.as_str());
+        let digest = match base {
+            Some((newest, _)) => Digest::of_text(&newest.digest)
+                .ok_or_else(|| BackupError::damaged(format!("export {} has no digest", newest.number)))?,
+            None => Digest::default(),
+        };
+        let sent = self
+            .send_packs(store, (from, &checkpoint), digest, options.compression, progress)
+            .await?;
+        let export = Export {
+            format: FORMAT,
+            number,
+            id: kept.id,
+            store: format!("{:032x}", store.id()),
+            commit: checkpoint.commit,
+            created_ms: checkpoint
+                .created
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_millis() as u64,
+            metadata: options.metadata.clone(),
+            parent: base.map(|(newest, _)| Parent {
+                number: newest.number,
+                id: newest.id.clone(),
+            }),
+            depth: base.map_or(0, |(newest, _)| newest.depth + 1),
+            pairs: checkpoint.pairs,
+            digest: sent.digest.to_text(),
+            next_map: store.checkpoints().next_map(),
+            packs: sent.packs,
+        };
+        let text = serde_json::to_vec_pretty(&export).expect("an export is plain data");
+        // Where an answer gets lost, the object is there at the next attempt, and is ours.
+        if !self.create(&export_path(number), text).await? && self.manifest(number).await?.id != export.id {
+            return Err(BackupError::TakenMeanwhile { number });
+        }
+        checkpoints.keep_only(&checkpoint.name)?;
+        Ok(export)
+    }
+
+    /// Reads the store in a thread of its own, and sends what that makes of it.
+    async fn send_packs(
+        &self,
+        store: &Store,
+        (from, to): (Option<&str>, &Checkpoint),
+        digest: Digest,
+        compression: Compression,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Sent> {
+        let (bodies, mut waiting) = mpsc::channel::<Body>(WAITING);
+        let (store, from, name) = (store.clone(), from.map(str::to_string), to.name.clone());
+        let reader = tokio::task::spawn_blocking(move || read(&store, from.as_deref(), &name, digest, bodies));
+        let mut now = Progress {
+            pairs: to.pairs,
+            ..Progress::default()
+        };
+        let mut packs: Vec<Option<Pack>> = Vec::new();
+        let mut under_way: JoinSet<Result<(usize, (Pack, bool))>> = JoinSet::new();
+        let mut is_read = false;
+        while !(is_read && under_way.is_empty()) {
+            tokio::select! {
+                body = waiting.recv(), if !is_read && under_way.len() < self.parallel => match body {
+                    Some(body) => {
+                        let place = packs.len();
+                        packs.push(None);
+                        let sender = self.sender();
+                        under_way.spawn(async move { Ok((place, sender.send(body, compression).await?)) });
+                    }
+                    None => is_read = true,
+                },
+                Some(sent) = under_way.join_next() => {
+                    let (place, (pack, is_new)) = sent.expect("a transfer does not panic")?;
+                    now.records += pack.records;
+                    now.bytes += if is_new { pack.bytes } else { 0 };
+                    now.skipped += u64::from(!is_new);
+                    packs[place] = Some(pack);
+                    progress(now);
+                }
+            }
+        }
+        Ok(Sent {
+            digest: reader.await.expect("reading does not panic")?,
+            packs: packs.into_iter().flatten().collect(),
+        })
+    }
+
+    fn sender(&self) -> Sender {
+        Sender {
+            objects: self.objects.clone(),
+            rate: self.rate.clone(),
+            place: self.place.clone(),
+        }
+    }
+}
+
+/// What sending a pack takes.
+struct Sender {
+    objects: Arc<dyn ObjectStore>,
+    rate: Arc<Rate>,
+    place: String,
+}
+
+impl Sender {
+    /// Sends a body, unless it is there. Returns whether it was not.
+    async fn send(self, body: Body, compression: Compression) -> Result<(Pack, bool)> {
+        let sealed = tokio::task::spawn_blocking(move || {
+            let object = seal(&body.bytes, compression)?;
+            let pack = Pack {
+                sha256: sha256(&object),
+                bytes: object.len() as u64,
+                body_bytes: body.bytes.len() as u64,
+                records: body.records,
+            };
+            Ok::<_, BackupError>((pack, object))
+        });
+        let (pack, object) = sealed.await.expect("sealing does not panic")?;
+        let path = pack_path(&pack.sha256);
+        let is_there = match self.objects.head(&path).await {
+            Ok(found) => {
+                let age = SystemTime::now().duration_since(found.last_modified.into());
+                found.size == pack.bytes && age.is_ok_and(|age| age < FRESH)
+            }
+            // When the place cannot be reached, sending says so.
+            Err(_) => false,
+        };
+        if !is_there {
+            self.rate.wait(pack.bytes).await;
+            let sent = self.objects.put(&path, PutPayload::from(object)).await;
+            sent.map_err(BackupError::object(format!("sending a pack to {}", self.place)))?;
+        }
+        Ok((pack, !is_there))
+    }
+}
+
+/// Makes bodies of all pairs of a checkpoint, or of those that differ from an earlier one. Returns the digest of all pairs.
+fn read(store: &Store, from: Option<&str>, to: &str, mut digest: Digest, bodies: mpsc::Sender<Body>) -> Result<Digest> {
+    let mut packer = Packer::new(|body| bodies.blocking_send(body).is_ok());
+    let checkpoints = store.checkpoints();
+    match from {
+        None => checkpoints.each_stored(to, |key, value| {
+            digest.add(key, value);
+            Ok(packer.put(key, value))
+        })?,
+        Some(from) => checkpoints.each_stored_difference((from, to), |key, old, new| {
+            if let Some(old) = old {
+                digest.remove(key, &old);
+            }
+            Ok(match new {
+                Some(new) => {
+                    digest.add(key, &new);
+                    packer.put(key, &new)
+                }
+                None => packer.delete(key),
+            })
+        })?,
+    }
+    packer.finish();
+    Ok(digest)
+}

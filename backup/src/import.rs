@@ -1,0 +1,141 @@
+//! Verifying an export, and making a store of it.
+
+use std::path::{Path, PathBuf};
+
+use duramen::{Kind, Reason, Store, StoredPairs};
+use tokio::sync::mpsc;
+
+use crate::chain::Pairs;
+use crate::error::{BackupError, Result};
+use crate::export::Progress;
+use crate::manifest::Export;
+use crate::target::Backup;
+
+impl Backup {
+    /// Reads an export and all that it goes on from, and proves that they are what was exported: each pack by its SHA-256, the order
+    /// and the number of the pairs, and a digest of all of them. `None`: the newest export.
+    ///
+    /// # Errors
+    /// [`BackupError::Damaged`], [`BackupError::MissingLink`], [`BackupError::UnknownExport`], [`BackupError::NoExports`],
+    /// [`BackupError::NewerFormat`], [`BackupError::Object`].
+    pub fn verify(&self, number: Option<u64>, progress: &mut dyn FnMut(Progress)) -> Result<Export> {
+        self.work_on(number, progress, |mut pairs, _| {
+            while pairs.next()? {}
+            Ok(())
+        })
+    }
+
+    /// Makes a store of an export, in a directory that is missing or empty. `None`: the newest export. It verifies what it reads as
+    /// [`Backup::verify`] does. The store appears there as a whole or not at all: it is made beside it first, in a directory with
+    /// `.importing` behind its name. It is durable when this returns.
+    ///
+    /// The store has an id of its own, and no checkpoints. Commits go on after the one that was exported. Offsets of topics and
+    /// revisions of trees go on from the exported ones.
+    ///
+    /// # Errors
+    /// As [`Backup::verify`]; [`BackupError::Occupied`], [`BackupError::Io`], [`BackupError::Store`].
+    pub fn import(
+        &self,
+        number: Option<u64>,
+        directory: impl AsRef<Path>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Export> {
+        let directory = directory.as_ref();
+        if duramen_io::is_occupied(directory) || directory.is_file() {
+            return Err(BackupError::Occupied {
+                directory: directory.display().to_string(),
+            });
+        }
+        let unfinished = unfinished(directory);
+        // What an import has left that was interrupted.
+        remove(&unfinished)?;
+        let (path, target) = (unfinished.clone(), directory.to_path_buf());
+        let imported = self.work_on(number, progress, move |pairs, export| {
+            let mut pairs = Source { pairs, failed: None };
+            let built = Store::build(&path, export.commit, export.next_map, &mut pairs);
+            if let Some(failed) = pairs.failed {
+                return Err(failed);
+            }
+            built?;
+            take_place(&path, &target)
+        });
+        if imported.is_err() {
+            // The cause is what the caller must learn. The next import removes what is left.
+            let _ = remove(&unfinished);
+        }
+        imported
+    }
+
+    /// Reads an export in a thread of its own, and calls `progress` in this one.
+    fn work_on(
+        &self,
+        number: Option<u64>,
+        progress: &mut dyn FnMut(Progress),
+        work: impl FnOnce(Pairs, &Export) -> Result<()> + Send + 'static,
+    ) -> Result<Export> {
+        self.runtime.block_on(async {
+            let chain = self.chain(number).await?;
+            let (sender, mut told) = mpsc::unbounded_channel();
+            let pairs = Pairs::of(self, &chain, sender);
+            let export = chain.last().expect("a chain has an export").clone();
+            let of_work = export.clone();
+            let worker = tokio::task::spawn_blocking(move || work(pairs, &of_work));
+            // The sender ends with the work.
+            while let Some(now) = told.recv().await {
+                progress(now);
+            }
+            worker.await.expect("reading a backup does not panic")?;
+            Ok(export)
+        })
+    }
+}
+
+/// The directory in which an import works.
+fn unfinished(directory: &Path) -> PathBuf {
+    let mut name = directory.as_os_str().to_owned();
+    name.push(".importing");
+    PathBuf::from(name)
+}
+
+fn remove(directory: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(BackupError::io(format!("removing {}", directory.display()))(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Gives a store its name, so that it survives power loss.
+fn take_place(from: &Path, to: &Path) -> Result<()> {
+    let doing = || format!("renaming {} to {}", from.display(), to.display());
+    // An empty directory may be there.
+    std::fs::rename(from, to).map_err(BackupError::io(doing()))?;
+    let parent = match to.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let synced = std::fs::File::open(parent).and_then(|parent| parent.sync_all());
+    synced.map_err(BackupError::io(format!("syncing {}", parent.display())))
+}
+
+/// The pairs of an export, for the engine. The cause of an error stays here: the engine has its own errors.
+struct Source {
+    pairs: Pairs,
+    failed: Option<BackupError>,
+}
+
+impl StoredPairs for Source {
+    fn advance(&mut self) -> duramen::Result<bool> {
+        self.pairs.next().map_err(|error| {
+            let cause = error.to_string().into();
+            self.failed = Some(error);
+            let kind = Kind::Damaged;
+            duramen::Error::from(Reason::Above { kind, cause })
+        })
+    }
+
+    fn pair(&self) -> (&[u8], &[u8]) {
+        self.pairs.pair()
+    }
+}

@@ -55,9 +55,9 @@ pub enum BackupError {
         /// The place.
         place: String,
     },
-    /// An export needs another one that is not there.
+    /// An export needs another export, which is not there.
     #[error(
-        "export {number} needs export {parent}, which is missing or another one than it was; restore an older export, and make a full one"
+        "export {number} needs export {parent}, which is missing or was replaced; restore an older export, and make a full one"
     )]
     MissingLink {
         /// The export.

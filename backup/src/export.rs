@@ -22,6 +22,10 @@ use crate::pack::{Body, Compression, Packer, seal, sha256};
 use crate::rate::Rate;
 use crate::target::{Backup, random_id};
 
+/// Each export whose number of exports since the full one is a multiple of this goes on from the multiple before, and so on for
+/// its powers: so a chain is short.
+const LEVEL: u64 = 16;
+const FULL_EVERY: u32 = 256;
 /// Bodies that wait for their transfer.
 const WAITING: usize = 1;
 /// A pack that is there already is sent again when it is this old: `prune` may be about to delete it.
@@ -40,7 +44,7 @@ impl Default for ExportOptions {
     fn default() -> ExportOptions {
         ExportOptions {
             full: false,
-            full_every: 16,
+            full_every: FULL_EVERY,
             compression: Compression::Zstd,
             metadata: String::new(),
         }
@@ -59,7 +63,7 @@ impl ExportOptions {
         self
     }
 
-    /// After so many exports the next one is full: a restore reads no more than that. Default: 16.
+    /// After so many exports the next one is full. Default: 256. An import reads at most 15 exports for each power of 16 in that.
     pub fn full_every(mut self, exports: u32) -> ExportOptions {
         self.full_every = exports.max(1);
         self
@@ -138,13 +142,40 @@ impl<'s> Checkpoints<'s> {
         Ok((self.store.checkpoints().create(&name, metadata)?, kept))
     }
 
-    /// Drops all but one.
-    fn keep_only(&self, name: &str) -> Result<()> {
-        for (checkpoint, _) in self.kept.iter().filter(|(checkpoint, _)| checkpoint.name != name) {
+    /// Drops those that no later export goes on from.
+    fn keep_needed(&self, number: u64, full: u64) -> Result<()> {
+        let is_needed = |kept: &Kept| needed(number - full).any(|since| kept.export == full + since);
+        for (checkpoint, _) in self.kept.iter().filter(|(_, kept)| !is_needed(kept)) {
             self.store.checkpoints().drop(&checkpoint.name)?;
         }
         Ok(())
     }
+}
+
+/// How many exports after the full one the export stands that the export `since` goes on from.
+fn parent_of(since: u64) -> u64 {
+    let mut step = 1;
+    while since.is_multiple_of(step * LEVEL) {
+        step *= LEVEL;
+    }
+    since - step
+}
+
+/// How many exports after the full one those stand that the exports after `since` go on from.
+fn needed(since: u64) -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(1), |step| Some(step * LEVEL))
+        .map(move |step| since / step * step)
+        .scan(false, |is_over, at| {
+            let is_last = std::mem::replace(is_over, at == 0);
+            (!is_last).then_some(at)
+        })
+}
+
+/// What an export goes on from.
+struct Base {
+    export: Export,
+    /// The name of its checkpoint.
+    checkpoint: String,
 }
 
 /// What was read, and what was sent.
@@ -177,18 +208,18 @@ impl Backup {
         };
         let number = newest.as_ref().map_or(1, |newest| newest.number + 1);
         let checkpoints = Checkpoints::of(store, &identity.id)?;
-        let base = newest
-            .as_ref()
-            .filter(|newest| !options.full && newest.depth + 1 < options.full_every)
-            .and_then(|newest| Some((newest, checkpoints.find(newest.number, Some(&newest.id))?)));
+        let base = match &newest {
+            Some(newest) if !options.full => self.base(newest, options, &checkpoints).await?,
+            _ => None,
+        };
         let (checkpoint, kept) = match checkpoints.find(number, None) {
             Some((checkpoint, kept)) => (checkpoint.clone(), kept.clone()),
             None => checkpoints.create(number)?,
         };
-        let from = base.map(|(_, (base, _))| base.name.as_str());
-        let digest = match base {
-            Some((newest, _)) => Digest::of_text(&newest.digest)
-                .ok_or_else(|| BackupError::damaged(format!("export {} has no digest", newest.number)))?,
+        let from = base.as_ref().map(|base| base.checkpoint.as_str());
+        let digest = match &base {
+            Some(base) => Digest::of_text(&base.export.digest)
+                .ok_or_else(|| BackupError::damaged(format!("export {} has no digest", base.export.number)))?,
             None => Digest::default(),
         };
         let sent = self
@@ -206,11 +237,11 @@ impl Backup {
                 .unwrap_or_default()
                 .as_millis() as u64,
             metadata: options.metadata.clone(),
-            parent: base.map(|(newest, _)| Parent {
-                number: newest.number,
-                id: newest.id.clone(),
+            full: base.as_ref().map_or(number, |base| base.export.full),
+            parent: base.as_ref().map(|base| Parent {
+                number: base.export.number,
+                id: base.export.id.clone(),
             }),
-            depth: base.map_or(0, |(newest, _)| newest.depth + 1),
             pairs: checkpoint.pairs,
             digest: sent.digest.to_text(),
             next_map: store.checkpoints().next_map(),
@@ -221,8 +252,32 @@ impl Backup {
         if !self.create(&export_path(number), text).await? && self.manifest(number).await?.id != export.id {
             return Err(BackupError::TakenMeanwhile { number });
         }
-        checkpoints.keep_only(&checkpoint.name)?;
+        checkpoints.keep_needed(number, export.full)?;
         Ok(export)
+    }
+
+    /// What the export after the newest one goes on from; `None`: it must be full.
+    async fn base(
+        &self,
+        newest: &Export,
+        options: &ExportOptions,
+        checkpoints: &Checkpoints<'_>,
+    ) -> Result<Option<Base>> {
+        let since = newest.number + 1 - newest.full;
+        // The newest export must be of this store: a copy of its files has the checkpoints too, and may have gone another way.
+        if since >= u64::from(options.full_every) || checkpoints.find(newest.number, Some(&newest.id)).is_none() {
+            return Ok(None);
+        }
+        let number = newest.full + parent_of(since);
+        let export = match self.manifest(number).await {
+            Err(BackupError::UnknownExport { .. }) => return Ok(None),
+            export => export?,
+        };
+        let known = checkpoints.find(number, Some(&export.id));
+        Ok(known.map(|(checkpoint, _)| Base {
+            export,
+            checkpoint: checkpoint.name.clone(),
+        }))
     }
 
     /// Reads the store in a thread of its own, and sends what that makes of it.
@@ -343,4 +398,26 @@ fn read(store: &Store, from: Option<&str>, to: &str, mut digest: Digest, bodies:
     }
     packer.finish();
     Ok(digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn chains_are_short_and_a_store_keeps_few_checkpoints() {
+        let mut kept = BTreeSet::from([0]);
+        for since in 1..10_000 {
+            assert!(kept.contains(&parent_of(since)), "{since}");
+            kept.insert(since);
+            let needed: BTreeSet<u64> = needed(since).collect();
+            kept.retain(|at| needed.contains(at));
+            assert!(kept.len() <= 5, "{since}: {kept:?}");
+            let chain = std::iter::successors(Some(since), |&at| (at > 0).then(|| parent_of(at)));
+            assert!(chain.count() <= 4 * 15 + 1);
+        }
+        assert_eq!([1, 15, 16, 17, 32, 256, 4096].map(parent_of), [0, 14, 0, 16, 16, 0, 0]);
+    }
 }

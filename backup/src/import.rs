@@ -29,7 +29,7 @@ impl Backup {
     /// [`Backup::verify`] does. The store appears there as a whole or not at all: it is made beside it first, in a directory with
     /// `.importing` behind its name. It is durable when this returns.
     ///
-    /// The store has an id of its own, and no checkpoints. Commits go on after the one that was exported. Offsets of topics and
+    /// The store has an id of its own, and no checkpoints. Commits go on after the exported one. Offsets of topics and
     /// revisions of trees go on from the exported ones.
     ///
     /// # Errors

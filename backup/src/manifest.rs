@@ -42,8 +42,8 @@ pub struct Export {
     pub metadata: String,
     /// The export that it goes on from; `None`: it is a full one.
     pub parent: Option<Parent>,
-    /// How many exports its state consists of before this one.
-    pub depth: u32,
+    /// The number of the full export that its chain begins with.
+    pub full: u64,
     /// Pairs in the store then, those included that topics and trees consist of.
     pub pairs: u64,
     /// A digest of all these pairs.

@@ -205,8 +205,8 @@ pub(crate) fn record(body: &[u8]) -> Option<(Record<'_>, usize)> {
     let short = |at: usize| array(body, at).map(|bytes| usize::from(u16::from_le_bytes(bytes)));
     let word = |at: usize| array(body, at).map(|bytes| u32::from_le_bytes(bytes) as usize);
     let slice = |at: usize, length: usize| body.get(at..at.checked_add(length)?);
-    match body.first()? {
-        &PUT => {
+    match *body.first()? {
+        PUT => {
             let (key, value) = (short(1)?, word(3)?);
             let record = Record::Put {
                 key: slice(7, key)?,
@@ -214,11 +214,11 @@ pub(crate) fn record(body: &[u8]) -> Option<(Record<'_>, usize)> {
             };
             Some((record, 7 + key + value))
         }
-        &DELETE => {
+        DELETE => {
             let key = short(1)?;
             Some((Record::Delete { key: slice(3, key)? }, 3 + key))
         }
-        &LONG_PUT => {
+        LONG_PUT => {
             let (key, length, part) = (short(1)?, u64::from_le_bytes(array(body, 3)?), word(11)?);
             let record = Record::LongPut {
                 key: slice(15, key)?,
@@ -227,7 +227,7 @@ pub(crate) fn record(body: &[u8]) -> Option<(Record<'_>, usize)> {
             };
             Some((record, 15 + key + part))
         }
-        &PART => {
+        PART => {
             let part = word(1)?;
             Some((Record::Part { part: slice(5, part)? }, 5 + part))
         }

@@ -101,11 +101,10 @@ impl Backup {
             .flat_map(|export| &export.packs)
             .map(|pack| &pack.sha256[..])
             .collect();
-        for (name, path, bytes) in old_packs.iter().filter(|(name, ..)| !named.contains(&name[..])) {
+        for (_, path, bytes) in old_packs.iter().filter(|(name, ..)| !named.contains(&name[..])) {
             self.delete(path).await?;
             pruned.packs += 1;
             pruned.bytes += bytes;
-            let _ = name;
             progress(&pruned);
         }
         Ok(pruned)
@@ -161,7 +160,14 @@ fn kept(exports: &[Export], policy: Policy, now: SystemTime) -> HashSet<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::AssertUnwindSafe;
+    use std::sync::Arc;
+
+    use object_store::PutPayload;
+    use object_store::memory::InMemory;
+
     use super::*;
+    use crate::export::ExportOptions;
     use crate::manifest::Parent;
 
     fn export(number: u64, parent: Option<u64>) -> Export {
@@ -177,12 +183,80 @@ mod tests {
                 number,
                 id: String::new(),
             }),
-            depth: 0,
+            full: 1,
             pairs: 0,
             digest: String::new(),
             next_map: 2,
             packs: Vec::new(),
         }
+    }
+
+    /// Wherever it is interrupted, each export that is listed can be proven, and a later call ends the work.
+    #[test]
+    fn a_prune_that_is_interrupted_breaks_no_chain() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = duramen::Store::open(directory.path()).unwrap();
+        let map = store.map("map").unwrap();
+        for stop in 0.. {
+            let backup = Backup::over(Arc::new(InMemory::new()), "memory").unwrap();
+            for number in 1..=9u64 {
+                map.put("key", number.to_be_bytes()).unwrap();
+                let options = ExportOptions::new().full(number % 3 == 1);
+                backup.export(&store, &options, &mut |_| ()).unwrap();
+            }
+            let later = SystemTime::now() + Duration::from_secs(48 * 60 * 60);
+            let mut steps = 0;
+            let mut prune = |backup: &Backup, stop: u64| {
+                steps = 0;
+                let mut count = |_: &Pruned| {
+                    assert!(steps < stop, "interrupted");
+                    steps += 1;
+                };
+                let pruned = backup.prune_async(Policy::keep_last(2), later, &mut count);
+                std::panic::catch_unwind(AssertUnwindSafe(|| backup.runtime.block_on(pruned)))
+            };
+            let interrupted = prune(&backup, stop);
+            for export in backup.list().unwrap() {
+                backup.verify(Some(export.number), &mut |_| ()).unwrap();
+            }
+            let is_over = interrupted.is_ok();
+            let pruned = interrupted
+                .unwrap_or_else(|_| prune(&backup, u64::MAX).unwrap())
+                .unwrap();
+            let numbers: Vec<u64> = backup.list().unwrap().iter().map(|export| export.number).collect();
+            // Export 8 goes on from export 7.
+            assert_eq!((numbers, pruned.kept), (vec![7, 8, 9], 3));
+            let packs = backup.runtime.block_on(backup.packs_before(later)).unwrap();
+            assert_eq!(packs.len(), 3);
+            // What is left goes on.
+            map.put("key", "more").unwrap();
+            backup.export(&store, &ExportOptions::new(), &mut |_| ()).unwrap();
+            backup.verify(None, &mut |_| ()).unwrap();
+            if is_over {
+                assert_eq!((pruned.exports, pruned.packs), (vec![6, 5, 4, 3, 2, 1], 6));
+                break;
+            }
+        }
+    }
+
+    /// An export that is under way may have just sent them.
+    #[test]
+    fn young_packs_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = duramen::Store::open(directory.path()).unwrap();
+        store.map("map").unwrap().put("key", "value").unwrap();
+        let backup = Backup::over(Arc::new(InMemory::new()), "memory").unwrap();
+        backup.export(&store, &ExportOptions::new(), &mut |_| ()).unwrap();
+        let stray = PutPayload::from(vec![1; 10]);
+        let path = crate::manifest::pack_path(&"a".repeat(64));
+        backup.runtime.block_on(backup.objects.put(&path, stray)).unwrap();
+        let at = |hours: u64| {
+            let now = SystemTime::now() + Duration::from_secs(hours * 60 * 60);
+            let mut quiet = |_: &Pruned| ();
+            let pruned = backup.prune_async(Policy::keep_last(1), now, &mut quiet);
+            backup.runtime.block_on(pruned).unwrap().packs
+        };
+        assert_eq!([at(0), at(23), at(25), at(25)], [0, 0, 1, 0]);
     }
 
     #[test]

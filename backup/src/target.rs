@@ -38,6 +38,17 @@ impl Backup {
     /// # Errors
     /// [`BackupError::Place`], [`BackupError::Io`].
     pub fn open(place: &str) -> Result<Backup> {
+        Backup::open_with(place, std::env::vars())
+    }
+
+    /// As [`Backup::open`], with settings instead of the environment; their names are those of the environment.
+    ///
+    /// # Errors
+    /// As [`Backup::open`].
+    pub fn open_with<N: Into<String>, V: Into<String>>(
+        place: &str,
+        settings: impl IntoIterator<Item = (N, V)>,
+    ) -> Result<Backup> {
         let wrong = |cause: String| BackupError::Place {
             place: place.into(),
             cause,
@@ -51,9 +62,11 @@ impl Backup {
             Err(_) if place.contains("://") => return Err(wrong("it is no URL".into())),
             Err(_) => return Backup::in_directory(std::path::Path::new(place)),
         };
-        // TLS needs a provider of cryptography. Another one that the program chose stays.
+        // TLS needs a provider of cryptography. If the program chose another one, that stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let settings = std::env::vars().map(|(name, value)| (name.to_ascii_lowercase(), value));
+        let settings = settings
+            .into_iter()
+            .map(|(name, value)| (name.into().to_ascii_lowercase(), value));
         let parsed = object_store::parse_url_opts(&url, settings);
         let (objects, folder) = parsed.map_err(|error| wrong(error.to_string()))?;
         Backup::over(Arc::new(PrefixStore::new(objects, folder)), place)
@@ -99,6 +112,11 @@ impl Backup {
     pub fn parallel(mut self, packs: usize) -> Backup {
         self.parallel = packs.max(1);
         self
+    }
+
+    /// The object store, and in it the folder of the backup.
+    pub fn objects(&self) -> Arc<dyn ObjectStore> {
+        self.objects.clone()
     }
 
     /// What messages call the place.

@@ -75,7 +75,7 @@ pub enum Place {
 
 /// A server that receives calls.
 pub struct Server {
-    runtime: Runtime,
+    runtime: Box<Runtime>,
     pub client: Client,
     place: String,
 }
@@ -155,7 +155,11 @@ impl PlaceArguments {
             let _entered = runtime.enter();
             builder.connect(&place).map_err(|error| failure(&place, error))?
         };
-        Ok(Server { runtime, client, place })
+        Ok(Server {
+            runtime: Box::new(runtime),
+            client,
+            place,
+        })
     }
 }
 

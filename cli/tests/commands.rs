@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use common::{Scratch, seed};
 use duramen::{Options, Store};
+use serde_json::Value;
 
 fn shop() -> Scratch {
     let scratch = Scratch::new();
@@ -450,4 +451,51 @@ fn checkpoints_are_kept_listed_and_dropped() {
     assert_eq!(scratch.run(&["checkpoint", "drop", "shop", "monday"]).code, 1);
     scratch.done(&["checkpoint", "drop", "shop", "tuesday"]);
     assert_eq!(scratch.done(&["checkpoint", "list", "shop"]).text(), "");
+}
+
+#[test]
+fn backups_are_exported_verified_imported_and_pruned() {
+    let scratch = shop();
+    let first = scratch.done(&["export", "shop", "backup", "--json"]).json();
+    assert_eq!((&first[0]["number"], &first[0]["after"]), (&1.into(), &Value::Null));
+    scratch.done(&["put", "shop", "apples", "3", "--map", "stock"]);
+    let second = scratch.done(&["export", "shop", "backup", "--metadata", "a sale"]);
+    assert!(second.stderr.contains("after 1"), "{}", second.stderr);
+    let listed = scratch.done(&["exports", "backup", "--json"]).json();
+    assert_eq!(listed.len(), 2);
+    assert_eq!((&listed[1]["after"], &listed[1]["metadata"]), (&1.into(), &"a sale".into()));
+    assert!(scratch.done(&["exports", "backup"]).text().starts_with("1\tcommit "));
+    scratch.done(&["verify", "backup"]);
+    scratch.done(&["verify", "backup", "--number", "1"]);
+    scratch.done(&["import", "backup", "copy"]);
+    assert_eq!(scratch.done(&["get", "copy", "apples", "--map", "stock"]).text(), "3\n");
+    scratch.done(&["import", "backup", "copy-1", "--number", "1"]);
+    assert_eq!(scratch.done(&["get", "copy-1", "apples", "--map", "stock"]).text(), "12\n");
+    scratch.done(&["check", "copy"]);
+    let again = scratch.run(&["import", "backup", "copy"]);
+    assert_eq!(again.code, 2);
+    assert!(again.stderr.contains("is not empty"), "{}", again.stderr);
+    for missing in [
+        &["verify", "backup", "--number", "9"][..],
+        &["import", "backup", "copy-9", "--number", "9"],
+        &["import", "backup", "copy-9", "--until", "5"],
+        &["verify", "nothing"],
+    ] {
+        assert_eq!(scratch.run(missing).code, 1, "{missing:?}");
+    }
+    assert_eq!(scratch.run(&["prune", "backup"]).code, 2);
+    let pruned = scratch.done(&["prune", "backup", "--keep-last", "1", "--json"]).json();
+    assert_eq!((pruned[0]["kept"].as_u64(), &pruned[0]["removed_exports"]), (Some(2), &Value::Array(Vec::new())));
+    scratch.done(&["backup", "shop", "backup", "--keep-last", "1", "--full"]);
+    assert_eq!(scratch.done(&["exports", "backup"]).text().lines().count(), 1);
+    // Rot in a pack is found, with the code of damage.
+    let packs = std::fs::read_dir(scratch.path("backup").join("packs")).unwrap();
+    for pack in packs.map(|pack| pack.unwrap().path()) {
+        let mut bytes = std::fs::read(&pack).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&pack, bytes).unwrap();
+    }
+    assert_eq!(scratch.run(&["verify", "backup"]).code, 5);
+    assert_eq!(scratch.run(&["import", "backup", "copy-2"]).code, 5);
+    assert!(!scratch.path("copy-2").exists());
 }

@@ -51,6 +51,12 @@ const COMMANDS: &[&[&str]] = &[
     &["stat"],
     &["check"],
     &["salvage"],
+    &["export"],
+    &["import"],
+    &["verify"],
+    &["exports"],
+    &["prune"],
+    &["backup"],
     &["checkpoint"],
     &["checkpoint", "create"],
     &["checkpoint", "list"],
@@ -94,6 +100,7 @@ duramen tree put shop web/port 80
 duramen tree put shop web/host example.com
 duramen tree put shop old/host example.org
 duramen checkpoint create shop old
+duramen export shop backup
 duramen dump shop > shop.dump
 gzip < shop.dump > shop.dump.gz
 ";

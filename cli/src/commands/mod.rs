@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod backup;
 mod cert;
 mod changes;
 mod check;
@@ -56,6 +57,12 @@ pub enum Command {
     Check(check::Check),
     Salvage(salvage::Salvage),
     Checkpoint(checkpoint::Checkpoint),
+    Export(backup::Export),
+    Import(backup::Import),
+    Verify(backup::Verify),
+    Exports(backup::Exports),
+    Prune(backup::Prune),
+    Backup(backup::Backup),
     Copy(copy::Copy),
     Dump(dump::Dump),
     Load(load::Load),
@@ -94,6 +101,12 @@ impl Command {
             Command::Check(check) => check.run(output),
             Command::Salvage(salvage) => salvage.run(output),
             Command::Checkpoint(checkpoint) => checkpoint.run(output),
+            Command::Export(export) => export.run(output),
+            Command::Import(import) => import.run(output),
+            Command::Verify(verify) => verify.run(output),
+            Command::Exports(exports) => exports.run(output),
+            Command::Prune(prune) => prune.run(output),
+            Command::Backup(backup) => backup.run(output),
             Command::Copy(copy) => copy.run(output),
             Command::Dump(dump) => dump.run(output),
             Command::Load(load) => load.run(output),

@@ -221,7 +221,7 @@ fn until(expires: SystemTime) -> String {
 }
 
 /// Parses a number with a unit: s, m, h or d.
-fn validity(text: &str) -> Result<Duration, String> {
+pub fn validity(text: &str) -> Result<Duration, String> {
     const YEARS_100: u64 = 100 * 365 * 86_400;
     let parse = || {
         let unit = match text.chars().next_back()? {

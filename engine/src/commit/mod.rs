@@ -150,13 +150,12 @@ impl Core {
         // First in the name of this process, and taken back there last: what is promised in all is then never more than
         // what is promised to a commit, as `recount_promises` relies on.
         self.note_promised(costs);
-        self.promise(costs, draft.adds_anything)
+        self.promise(costs, draft)
             .inspect_err(|_| self.note_not_promised(costs))?;
         let mut appended = self.append_promised(draft, checks, token);
         if let Err(error) = &appended
             && error.kind() == Kind::MakeSpace
-            // Who restores has the maintenance lock.
-            && !draft.restores
+            && draft.may_fold()
         {
             match self.give_end_back() {
                 Ok(true) => appended = self.append_promised(draft, checks, token),
@@ -164,7 +163,7 @@ impl Core {
                 Err(error) => appended = Err(error),
             }
         }
-        if draft.adds_anything {
+        if draft.adds_anything && draft.may_fold() {
             appended =
                 appended.or_else(|error| self.after_folding(error, || self.append_promised(draft, checks, token)));
         }
@@ -197,7 +196,8 @@ impl Core {
     }
 
     /// Makes sure that there is room to fold what a commit brings.
-    fn promise(&self, costs: FoldCosts, adds_anything: bool) -> Result<()> {
+    fn promise(&self, costs: FoldCosts, draft: &Draft) -> Result<()> {
+        let adds_anything = draft.adds_anything;
         let promise = || {
             if adds_anything {
                 self.stay_within_quota(costs)?;
@@ -206,7 +206,7 @@ impl Core {
         };
         let is_full = |error: &Error| error.kind() == Kind::MakeSpace;
         let Err(error) = promise() else { return Ok(()) };
-        if !is_full(&error) {
+        if !is_full(&error) || !draft.may_fold() {
             return Err(error);
         }
         // A fold takes less than was promised for it, and frees what was deleted.
@@ -337,6 +337,11 @@ impl Core {
                     draft.ring(|bell| self.ring_elsewhere(bell));
                     return Ok(commit);
                 }
+                // The fold that a restore would wait for is its own.
+                Room::Wait if !draft.may_fold() => {
+                    drop(guard);
+                    return Err(self.no_log_file());
+                }
                 Room::Wait => {
                     drop(guard);
                     // A fold may take as long as it takes; but when none is due, nothing will make room.
@@ -355,7 +360,9 @@ impl Core {
                         false => self.keep_spare(),
                     };
                     match kept {
-                        Err(error) if self.waits_for_fold(&error) => self.wait_for_fold(seen, 0, &mut patience)?,
+                        Err(error) if draft.may_fold() && self.waits_for_fold(&error) => {
+                            self.wait_for_fold(seen, 0, &mut patience)?;
+                        }
                         kept => {
                             kept?;
                             has_spare = true;

@@ -51,7 +51,7 @@ impl Store {
         let restored = Snapshot::of_checkpoint(self, name)?;
         tx.keep_numbers(&restored, layers)?;
         keep(&restored, &mut tx)?;
-        core.restore(name, |kept| {
+        core.restore(name, restored.commit(), |kept| {
             tx.restores = Some(kept.clone());
             let commit = tx.append_all()?;
             // The pins of both hold what the fold will retire.

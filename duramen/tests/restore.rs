@@ -143,6 +143,17 @@ fn what_was_deleted_since_comes_back_far_above_its_numbers() {
     let open = open.restore(directory, "one");
     let orders = open.topics.topic("orders").unwrap();
     assert_eq!(orders.publish("three").unwrap().offset, 2 + LEAP);
+    let config = open.trees.get("config").unwrap().unwrap();
+    let revision = config.view().unwrap().revision();
+    // What is deleted again leaps above what was assigned after the leap before.
+    drop((orders, config));
+    open.topics.delete("orders").unwrap();
+    open.trees.delete("config").unwrap();
+    let open = open.restore(directory, "one");
+    let orders = open.topics.topic("orders").unwrap();
+    assert!(orders.publish("four").unwrap().offset > 2 + LEAP);
+    let config = open.trees.get("config").unwrap().unwrap();
+    assert!(config.view().unwrap().revision() > revision);
 }
 
 #[test]

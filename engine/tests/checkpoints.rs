@@ -1004,3 +1004,33 @@ fn a_restore_for_which_a_disk_has_no_room_does_not_wait_for_folds() {
     disk.set_capacity(None);
     restore(&open.store, "first").expect("there is room");
 }
+
+#[test]
+fn no_number_comes_again_however_often_a_map_is_dropped_and_comes_back() {
+    let disk = SimDisk::new(1);
+    let mut open = Open::on(&disk).expect("a store");
+    open.map.append("before", "value").expect("an append");
+    open.store.checkpoints().create("one", "").expect("room");
+    let mut numbers = BTreeSet::from([0]);
+    let mut others = BTreeSet::new();
+    for round in 0..4 {
+        for _ in 0..3 {
+            assert!(
+                numbers.insert(open.map.append("before", "value").expect("an append")),
+                "round {round}"
+            );
+            // The checkpoint has no counter of it.
+            assert!(
+                others.insert(open.map.append("since", "value").expect("an append")),
+                "round {round}"
+            );
+        }
+        if round != 2 {
+            open.store.maps().drop("map").expect("it is there");
+        }
+        restore(&open.store, "one").expect("it is there");
+        open = Open::on(&disk).expect("a store");
+        assert_eq!(open.map.count().expect("a count"), 1);
+        assert_sound(&open.store, round);
+    }
+}

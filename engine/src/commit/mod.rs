@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use duramen_io::{Hindrance, LOOK_INTERVAL, Owner, wait, wake};
 
+use crate::api::transaction::first_number_key;
 use crate::btree::Stored;
 use crate::checksum::key_hash;
 use crate::commit::conflict::Checks;
@@ -37,7 +38,7 @@ use crate::core::Core;
 use crate::core::watch::Begun;
 use crate::error::{Error, Kind, Reason, Result, printable, unless_full};
 use crate::index::{Finger, Version};
-use crate::key::full_key::FullRange;
+use crate::key::full_key::{FullRange, split};
 use crate::limits::{
     LOG_GROWTH_BYTES, LOG_OVERHEAD_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, RUNS_PER_GENERATION_MAX,
     STANDBY_GENERATIONS, WAIT_ROUNDS_MAX, WAITING_GENERATIONS_MAX,
@@ -945,8 +946,13 @@ impl Newest<'_> {
     fn first_number(&mut self, first: &[u8]) -> Result<u64> {
         let prefix = &first[..first.len() - 8];
         let core = self.core;
+        let least = first_number_key(split(first).0)?;
+        let least = match self.get(&least, key_hash(core.hash_seed, &least))? {
+            Some(least) => u64::from_be_bytes(least.first_chunk().copied().unwrap_or_default()),
+            None => 0,
+        };
         let mut scan = Scan::new(core.source(), self.view()?, &[], numbered(prefix));
-        number_behind(&mut scan, prefix.len())
+        Ok(number_behind(&mut scan, prefix.len())?.max(least))
     }
 }
 

@@ -1034,3 +1034,23 @@ fn no_number_comes_again_however_often_a_map_is_dropped_and_comes_back() {
         assert_sound(&open.store, round);
     }
 }
+
+#[test]
+fn a_store_that_has_come_to_its_quota_can_be_restored() {
+    let disk = SimDisk::new(1);
+    let options = options().quota_bytes(2 << 20);
+    let store = options.clone().open_on(disk.platform()).expect("a store");
+    let map = store.map("map").expect("a map");
+    map.append("numbered", "first").expect("an append");
+    store.checkpoints().create("one", "").expect("room");
+    map.append("numbered", "second").expect("an append");
+    let put = |map: &Map, at: u32| map.put(at.to_be_bytes(), [7; 500]);
+    assert!((0..10_000).any(|at| put(&map, at).is_err()), "there is a quota");
+    restore(&store, "one").expect("it brings nothing");
+    let store = options.open_on(disk.platform()).expect("a store");
+    let map = store.map("map").expect("a map");
+    assert_eq!(map.count().expect("a count"), 1);
+    (0..1_000).for_each(|at| put(&map, at).expect("there is room again"));
+    assert_eq!(map.append("numbered", "third").expect("an append"), 2);
+    assert_sound(&store, 1);
+}

@@ -9,7 +9,7 @@ use crate::{Result, Snapshot, Store, Transaction, topic, tree};
 /// No number comes a second time. Offsets of topics, revisions of trees, and the numbers that appends get go on above the
 /// highest that was assigned. So a subscription at an offset from before goes on with what comes next, and a watch of a tree
 /// from an earlier revision fails as compacted. Where the topic, tree or map was deleted since the checkpoint, they go on
-/// 2³² further.
+/// 2³² further, and at each later restore of the store by 2³² more.
 ///
 /// ```
 /// # let directory = tempfile::tempdir().unwrap();

@@ -143,6 +143,17 @@ fn what_was_deleted_since_comes_back_far_above_its_numbers() {
     let open = open.restore(directory, "one");
     let orders = open.topics.topic("orders").unwrap();
     assert_eq!(orders.publish("three").unwrap().offset, 2 + LEAP);
+    let config = open.trees.get("config").unwrap().unwrap();
+    let revision = config.view().unwrap().revision();
+    // What is deleted again leaps above what was assigned after the leap before.
+    drop((orders, config));
+    open.topics.delete("orders").unwrap();
+    open.trees.delete("config").unwrap();
+    let open = open.restore(directory, "one");
+    let orders = open.topics.topic("orders").unwrap();
+    assert!(orders.publish("four").unwrap().offset > 2 + LEAP);
+    let config = open.trees.get("config").unwrap().unwrap();
+    assert!(config.view().unwrap().revision() > revision);
 }
 
 #[test]
@@ -163,4 +174,48 @@ fn a_store_without_topics_and_trees_and_one_with_data_of_others_are_told_apart()
     let open = Open::at(directory.path());
     assert_eq!(open.store.map("map").unwrap().get("key").unwrap().unwrap(), "first");
     assert!(open.topics.list().unwrap().is_empty());
+}
+
+/// The offsets that were assigned since the checkpoint are missing. They are no messages that a limit counts.
+#[test]
+fn limits_of_topics_count_the_messages_that_came_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let open = Open::at(directory);
+    let limited = open
+        .topics
+        .create("limited", TopicOptions::new().keep_messages(10))
+        .unwrap();
+    let refuses = TopicOptions::new().keep_messages(10).discard_new(true);
+    let refusing = open.topics.create("refusing", refuses.clone()).unwrap();
+    let deleted = open
+        .topics
+        .create("deleted", TopicOptions::new().keep_messages(10))
+        .unwrap();
+    for topic in [&limited, &refusing, &deleted] {
+        topic.publish_all(["old"; 7]).unwrap();
+    }
+    open.store.checkpoints().create("one", "").unwrap();
+    limited.publish_all(["new"; 20]).unwrap();
+    refusing.configure(TopicOptions::new()).unwrap();
+    refusing.publish_all(["new"; 20]).unwrap();
+    limited.trim().unwrap();
+    drop((limited, refusing, deleted));
+    open.topics.delete("deleted").unwrap();
+
+    let open = open.restore(directory, "one");
+    for (name, next) in [("limited", 27), ("deleted", 7 + (1 << 32))] {
+        let topic = open.topics.topic(name).unwrap();
+        topic.trim().unwrap();
+        assert_eq!(open.messages(name).len(), 7, "{name}");
+        assert_eq!(topic.publish_all(["more"; 5]).unwrap().unwrap().offset, next);
+        topic.trim().unwrap();
+        let offsets: Vec<u64> = open.messages(name).into_iter().map(|(offset, _)| offset).collect();
+        assert_eq!(offsets[..5], [2, 3, 4, 5, 6], "{name}");
+        assert_eq!(offsets[5..], [next, next + 1, next + 2, next + 3, next + 4], "{name}");
+    }
+    let refusing = open.topics.topic("refusing").unwrap();
+    refusing.publish_all(["more"; 3]).unwrap();
+    assert!(refusing.publish("one too many").is_err());
+    assert_eq!(open.messages("refusing").len(), 10);
 }

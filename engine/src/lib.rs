@@ -82,7 +82,6 @@ pub use api::pairs::Pairs;
 pub use api::sequence::{Item, STAMP_BYTES, Sequence, SequenceState, Stamp, Ticket};
 pub use api::snapshot::{Cursor, Snapshot, ValueReader};
 pub use api::store::Store;
-pub use api::transaction::LEAP;
 pub use api::transaction::{ExtractIf, Rollback, Savepoint, Transaction, TransactionOptions};
 pub use commit::Commit;
 #[doc(hidden)]

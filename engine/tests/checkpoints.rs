@@ -923,3 +923,134 @@ fn dropping_a_checkpoint_that_was_restored_keeps_what_its_two_heirs_share() {
     assert_sound(&open.store, 1);
     assert_nothing_is_left(&open.store, &open.map, 1);
 }
+
+/// The process dies between the commit of the restore and its fold. Then the next checkpoint folds it, and comes from what
+/// was restored.
+#[test]
+fn a_checkpoint_that_is_made_first_after_a_restore_that_was_not_folded_keeps_its_pages() {
+    let mut restored = 0;
+    for calls in 1..60 {
+        let disk = SimDisk::new(calls);
+        let Open { store, map } = Open::on(&disk).expect("a store");
+        let fill = |with: u8| (0..300u32).for_each(|at| map.put(at.to_be_bytes(), [with; 200]).expect("a put"));
+        let checkpoints = store.checkpoints();
+        fill(1);
+        checkpoints.create("one", "ONE").expect("room");
+        let one = content(&store.snapshot().expect("a snapshot"), &map);
+        fill(2);
+        checkpoints.create("two", "TWO").expect("room");
+        disk.stop_after(calls);
+        let _ = restore(&store, "one");
+        let again = Open::on(&disk.kill()).expect("a store");
+        let now = || content(&again.store.snapshot().expect("a snapshot"), &again.map);
+        if now() == one {
+            restored += 1;
+            let checkpoints = again.store.checkpoints();
+            checkpoints.create("new", "NEW").expect("room");
+            for name in ["one", "two"] {
+                assert!(checkpoints.drop(name).expect("a drop"));
+                assert_sound(&again.store, calls);
+            }
+            assert!(now() == one, "{calls} calls");
+            assert!(content(&checkpoints.open("new").expect("it is there"), &again.map) == one);
+            assert_nothing_is_left(&again.store, &again.map, calls);
+        }
+    }
+    assert!(restored > 5, "{restored}");
+}
+
+/// What was read of a checkpoint must not be written on top of another of its name.
+#[test]
+fn a_checkpoint_that_is_replaced_during_its_restore_is_not_restored() {
+    let disk = SimDisk::new(1);
+    let (one, other) = (Open::on(&disk).expect("a store"), Open::on(&disk).expect("a store"));
+    one.map.put("key", "first").expect("a put");
+    one.store.checkpoints().create("name", "").expect("room");
+    one.map.put("key", "second").expect("a put");
+    let refused = one.store.restore_checkpoint("name", &[], |_, _| {
+        other.store.checkpoints().drop("name")?;
+        other.store.checkpoints().create("name", "").map(drop)
+    });
+    let refused = refused.expect_err("another one has the name");
+    assert!(
+        matches!(refused.reason(), Reason::UnknownCheckpoint { .. }),
+        "{refused}"
+    );
+    other.map.put("key", "third").expect("nothing has happened");
+    restore(&one.store, "name").expect("now it is that one");
+    let again = Open::on(&disk).expect("a store");
+    assert_eq!(again.map.get("key").expect("a get").as_deref(), Some(&b"second"[..]));
+}
+
+/// A restore has folded what there was, and all others wait for it.
+#[test]
+fn a_restore_for_which_a_disk_has_no_room_does_not_wait_for_folds() {
+    let disk = SimDisk::new(1);
+    let open = Open::on(&disk).expect("a store");
+    open.map.put("key", "first").expect("a put");
+    open.store.checkpoints().create("first", "").expect("room");
+    let put = |at: u32| open.map.put(at.to_be_bytes(), [7; 400]);
+    (0..2_000).for_each(|at| put(at).expect("there is room"));
+    // It holds pages that are retired.
+    let held = open.store.snapshot().expect("a snapshot");
+    disk.set_capacity(Some(disk.allocated_bytes()));
+    assert!((2_000..100_000).any(|at| put(at).is_err()), "it is full");
+    let begun = std::time::Instant::now();
+    let refused = restore(&open.store, "first").expect_err("there is no room");
+    assert_eq!(refused.kind(), Kind::MakeSpace);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    open.map.get("key").expect("nothing has happened");
+    drop(held);
+    disk.set_capacity(None);
+    restore(&open.store, "first").expect("there is room");
+}
+
+#[test]
+fn no_number_comes_again_however_often_a_map_is_dropped_and_comes_back() {
+    let disk = SimDisk::new(1);
+    let mut open = Open::on(&disk).expect("a store");
+    open.map.append("before", "value").expect("an append");
+    open.store.checkpoints().create("one", "").expect("room");
+    let mut numbers = BTreeSet::from([0]);
+    let mut others = BTreeSet::new();
+    for round in 0..4 {
+        for _ in 0..3 {
+            assert!(
+                numbers.insert(open.map.append("before", "value").expect("an append")),
+                "round {round}"
+            );
+            // The checkpoint has no counter of it.
+            assert!(
+                others.insert(open.map.append("since", "value").expect("an append")),
+                "round {round}"
+            );
+        }
+        if round != 2 {
+            open.store.maps().drop("map").expect("it is there");
+        }
+        restore(&open.store, "one").expect("it is there");
+        open = Open::on(&disk).expect("a store");
+        assert_eq!(open.map.count().expect("a count"), 1);
+        assert_sound(&open.store, round);
+    }
+}
+
+#[test]
+fn a_store_that_has_come_to_its_quota_can_be_restored() {
+    let disk = SimDisk::new(1);
+    let options = options().quota_bytes(2 << 20);
+    let store = options.clone().open_on(disk.platform()).expect("a store");
+    let map = store.map("map").expect("a map");
+    map.append("numbered", "first").expect("an append");
+    store.checkpoints().create("one", "").expect("room");
+    map.append("numbered", "second").expect("an append");
+    let put = |map: &Map, at: u32| map.put(at.to_be_bytes(), [7; 500]);
+    assert!((0..10_000).any(|at| put(&map, at).is_err()), "there is a quota");
+    restore(&store, "one").expect("it brings nothing");
+    let store = options.open_on(disk.platform()).expect("a store");
+    let map = store.map("map").expect("a map");
+    assert_eq!(map.count().expect("a count"), 1);
+    (0..1_000).for_each(|at| put(&map, at).expect("there is room again"));
+    assert_eq!(map.append("numbered", "third").expect("an append"), 2);
+    assert_sound(&store, 1);
+}

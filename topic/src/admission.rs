@@ -51,7 +51,7 @@ impl Amount {
         }
     }
 
-    /// The amount that a topic keeps from an offset on.
+    /// The amount that a topic keeps from an offset on, and maybe less: missing messages count too.
     fn kept(reading: &Reading<'_>, bounds: &Bounds, first: u64) -> Result<Amount> {
         let next = bounds.state.next;
         let first = reading.first_with(first..next, |_| true)?;
@@ -214,7 +214,10 @@ impl Topic {
         if Full::find(options, kept, more).is_some() {
             // What retention can delete does not count.
             let first = retention::first_kept(&reading, &bounds, options)?;
-            let kept = Amount::kept(&reading, &bounds, first)?;
+            let kept = Amount {
+                messages: reading.kept_since(first, bounds.state.next)?,
+                ..Amount::kept(&reading, &bounds, first)?
+            };
             if let Some(full) = Full::find(options, kept, more) {
                 return Err(full.into_error(self, options).into());
             }

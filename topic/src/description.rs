@@ -33,7 +33,7 @@ pub struct TopicDescription {
 
 impl TopicDescription {
     /// Number of kept messages. Missing messages between them count too. They occur in a topic that removes single
-    /// messages (see [`TopicOptions::message_expiry`]), or that was salvaged from a damaged store.
+    /// messages (see [`TopicOptions::message_expiry`]), or that was salvaged from a damaged store, or put back to a checkpoint.
     pub fn messages(&self) -> u64 {
         self.next - self.first
     }

@@ -310,6 +310,26 @@ impl<'a> Reading<'a> {
         self.snapshot.count(shared.sequence.heads(), &low[..]..&high[..])
     }
 
+    /// Returns where the newest `count` messages begin in `offsets`, which end where the topic does.
+    pub(crate) fn newest(&self, count: u64, offsets: Range<u64>) -> Result<u64> {
+        let Range { start: first, end } = offsets;
+        if end - first <= count {
+            return Ok(first);
+        }
+        if !self.is_sparse()? {
+            return Ok(end - count);
+        }
+        let more = self.kept_since(first, end)?.saturating_sub(count);
+        let shared = self.topic.shared();
+        let (low, high) = (offset_key(shared.id, first), offset_key(shared.id, end));
+        let mut cursor = self.snapshot.range(shared.sequence.heads(), &low[..]..&high[..])?;
+        // Retention deletes what is passed here.
+        for _ in 0..more {
+            cursor.next()?;
+        }
+        Ok(cursor.next()?.map_or(end, |(key, _)| offset_of(key)))
+    }
+
     /// Checks an offset without a message: whether the topic ends there. Returns the offset of the next message to
     /// come.
     fn check_end(&self, from: u64) -> Result<u64> {

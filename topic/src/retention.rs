@@ -275,7 +275,7 @@ pub(crate) fn first_kept(reading: &Reading<'_>, bounds: &Bounds, options: &Topic
     let mut kept = first;
     let deletes = |limit: Option<u64>| limit.filter(|_| !options.discard_new);
     if let Some(messages) = deletes(options.keep_messages) {
-        kept = kept.max(next.saturating_sub(messages));
+        kept = kept.max(reading.newest(messages, first..next)?);
     }
     if let Some(age) = options.keep_for {
         let now = millis(reading.topic.home().store.wall_clock());

@@ -1,6 +1,6 @@
 //! What a store keeps of its trees when it is put back to a checkpoint.
 
-use duramen_engine::{LEAP, Result, Snapshot, Store, Transaction};
+use duramen_engine::{Result, Snapshot, Store, Transaction};
 
 use crate::state::State;
 use crate::tables::{NAME, NAMES, NEXT_ID, mark_key, state_key};
@@ -36,7 +36,7 @@ pub fn keep_revisions(store: &Store, restored: &Snapshot, tx: &mut Transaction) 
         let newest = match tx.get_ref(&trees, state_key(id))? {
             Some(now) => State::decode(&now)?.revision.max(before.revision),
             // It was deleted since.
-            None => before.revision + LEAP,
+            None => before.revision.saturating_add(tx.leap()?),
         };
         // A watch that has seen all asks for the next revision. It has missed the restore, so that one cannot be read.
         let revision = newest + 2;

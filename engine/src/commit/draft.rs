@@ -187,6 +187,11 @@ impl Draft {
         self.costs = FoldCosts::default();
     }
 
+    /// Whether its commit may fold to make room. A commit that restores has folded, and has the maintenance lock.
+    pub(crate) fn may_fold(&self) -> bool {
+        !self.restores
+    }
+
     /// Whether it has too much memory to keep for the next draft.
     pub(crate) fn is_large(&self) -> bool {
         let operations = [

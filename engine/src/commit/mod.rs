@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use duramen_io::{Hindrance, LOOK_INTERVAL, Owner, wait, wake};
 
+use crate::api::transaction::first_number_key;
 use crate::btree::Stored;
 use crate::checksum::key_hash;
 use crate::commit::conflict::Checks;
@@ -37,7 +38,7 @@ use crate::core::Core;
 use crate::core::watch::Begun;
 use crate::error::{Error, Kind, Reason, Result, printable, unless_full};
 use crate::index::{Finger, Version};
-use crate::key::full_key::FullRange;
+use crate::key::full_key::{FullRange, split};
 use crate::limits::{
     LOG_GROWTH_BYTES, LOG_OVERHEAD_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, RUNS_PER_GENERATION_MAX,
     STANDBY_GENERATIONS, WAIT_ROUNDS_MAX, WAITING_GENERATIONS_MAX,
@@ -150,13 +151,12 @@ impl Core {
         // First in the name of this process, and taken back there last: what is promised in all is then never more than
         // what is promised to a commit, as `recount_promises` relies on.
         self.note_promised(costs);
-        self.promise(costs, draft.adds_anything)
+        self.promise(costs, draft)
             .inspect_err(|_| self.note_not_promised(costs))?;
         let mut appended = self.append_promised(draft, checks, token);
         if let Err(error) = &appended
             && error.kind() == Kind::MakeSpace
-            // Who restores has the maintenance lock.
-            && !draft.restores
+            && draft.may_fold()
         {
             match self.give_end_back() {
                 Ok(true) => appended = self.append_promised(draft, checks, token),
@@ -164,7 +164,7 @@ impl Core {
                 Err(error) => appended = Err(error),
             }
         }
-        if draft.adds_anything {
+        if draft.adds_anything && draft.may_fold() {
             appended =
                 appended.or_else(|error| self.after_folding(error, || self.append_promised(draft, checks, token)));
         }
@@ -197,16 +197,18 @@ impl Core {
     }
 
     /// Makes sure that there is room to fold what a commit brings.
-    fn promise(&self, costs: FoldCosts, adds_anything: bool) -> Result<()> {
+    fn promise(&self, costs: FoldCosts, draft: &Draft) -> Result<()> {
+        let adds_anything = draft.adds_anything;
         let promise = || {
-            if adds_anything {
+            // A restore brings no data but numbers, and may be the cure.
+            if adds_anything && !draft.restores {
                 self.stay_within_quota(costs)?;
             }
             self.space.promise(costs, !adds_anything, &self.pages)
         };
         let is_full = |error: &Error| error.kind() == Kind::MakeSpace;
         let Err(error) = promise() else { return Ok(()) };
-        if !is_full(&error) {
+        if !is_full(&error) || !draft.may_fold() {
             return Err(error);
         }
         // A fold takes less than was promised for it, and frees what was deleted.
@@ -337,6 +339,11 @@ impl Core {
                     draft.ring(|bell| self.ring_elsewhere(bell));
                     return Ok(commit);
                 }
+                // The fold that a restore would wait for is its own.
+                Room::Wait if !draft.may_fold() => {
+                    drop(guard);
+                    return Err(self.no_log_file());
+                }
                 Room::Wait => {
                     drop(guard);
                     // A fold may take as long as it takes; but when none is due, nothing will make room.
@@ -355,7 +362,9 @@ impl Core {
                         false => self.keep_spare(),
                     };
                     match kept {
-                        Err(error) if self.waits_for_fold(&error) => self.wait_for_fold(seen, 0, &mut patience)?,
+                        Err(error) if draft.may_fold() && self.waits_for_fold(&error) => {
+                            self.wait_for_fold(seen, 0, &mut patience)?;
+                        }
                         kept => {
                             kept?;
                             has_spare = true;
@@ -938,8 +947,13 @@ impl Newest<'_> {
     fn first_number(&mut self, first: &[u8]) -> Result<u64> {
         let prefix = &first[..first.len() - 8];
         let core = self.core;
+        let least = first_number_key(split(first).0)?;
+        let least = match self.get(&least, key_hash(core.hash_seed, &least))? {
+            Some(least) => u64::from_be_bytes(least.first_chunk().copied().unwrap_or_default()),
+            None => 0,
+        };
         let mut scan = Scan::new(core.source(), self.view()?, &[], numbered(prefix));
-        number_behind(&mut scan, prefix.len())
+        Ok(number_behind(&mut scan, prefix.len())?.max(least))
     }
 }
 

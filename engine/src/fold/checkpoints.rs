@@ -57,6 +57,8 @@ impl Core {
             let what = "a checkpoint";
             return Err(Reason::NoRoom { what, cause }.into());
         }
+        // Again: what was folded may have restored a checkpoint, from which the base comes then.
+        let register = self.register(self.region.version().register)?;
         let kept = Kept {
             id: register.next_id,
             parent: register.origin,
@@ -79,14 +81,17 @@ impl Core {
 
     /// Puts the store back to a checkpoint: `commit` makes the commit that says so, and returns its number. After that nothing can fail any more: what could
     /// not be folded now is folded later.
-    pub(crate) fn restore(&self, name: &str, commit: impl FnOnce(&Kept) -> Result<u64>) -> Result<u64> {
+    /// The checkpoint shows commit number `shown`.
+    pub(crate) fn restore(&self, name: &str, shown: u64, commit: impl FnOnce(&Kept) -> Result<u64>) -> Result<u64> {
         let _user = self.enter()?;
         let mut state = self.hold_maintenance()?;
         // Makes room for the commit, and ends a fold in steps.
         self.maintain_holding(&mut state)?;
         let register = self.register(self.region.version().register)?;
+        // Another process may have dropped it since, and given its name to another one.
         let kept = register
             .named(name)
+            .filter(|kept| kept.commit == shown)
             .ok_or_else(|| Reason::UnknownCheckpoint { name: name.into() })?;
         let commit = commit(kept)?;
         self.wait_durable(commit)?;

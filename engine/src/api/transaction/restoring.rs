@@ -14,6 +14,7 @@ use crate::api::store::Store;
 use crate::api::transaction::{Transaction, TransactionOptions};
 use crate::commit::draft::Draft;
 use crate::commit::sequence_state::{STATE_BYTES, SequenceState};
+use crate::core::catalog::map_id;
 use crate::datafile::register::Kept;
 use crate::error::{Error, Reason, Result};
 use crate::key::full_key::{CATALOG, COUNTERS, FullKey, FullRange, split};
@@ -21,9 +22,9 @@ use crate::log::{OperationKind, encode_root, restore_key};
 use crate::map_name::{is_reserved, user_name};
 use crate::read::write_set::{OwnWrites, Written};
 
-/// By how much a number leaps that was deleted since the checkpoint: more were hardly assigned.
-#[doc(hidden)]
-pub const LEAP: u64 = 1 << 32;
+/// By how much a number leaps that was deleted since the checkpoint, at the first restore of a store: more were hardly assigned.
+/// It leaps further at each later one, because the same number may have been deleted before.
+const LEAP: u64 = 1 << 32;
 
 impl Store {
     /// Puts the store back to a checkpoint, in one commit, whose number it returns, and which survives power loss when the call returns. From that commit on,
@@ -51,7 +52,7 @@ impl Store {
         let restored = Snapshot::of_checkpoint(self, name)?;
         tx.keep_numbers(&restored, layers)?;
         keep(&restored, &mut tx)?;
-        core.restore(name, |kept| {
+        core.restore(name, restored.commit(), |kept| {
             tx.restores = Some(kept.clone());
             let commit = tx.append_all()?;
             // The pins of both hold what the fold will retire.
@@ -67,10 +68,12 @@ impl Transaction {
     fn keep_numbers(&mut self, restored: &Snapshot, layers: &[&str]) -> Result<()> {
         let mut writes: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         let old = restored.pinned().view();
+        let (leap, mut present) = (self.leap()?, BTreeSet::new());
         let mut maps: BTreeSet<u32> = restored.map_names()?.into_keys().collect();
         let mut names = self.pinned.scan(OwnWrites::default(), FullRange::map(CATALOG));
         while let Some((key, id)) = names.next_pair()? {
             let name = String::from_utf8_lossy(split(key).1).into_owned();
+            present.insert(map_id(&id)?);
             if !is_reserved(&name) {
                 continue;
             }
@@ -81,7 +84,7 @@ impl Transaction {
                 );
                 return Err(Reason::InvalidArgument(cause).into());
             }
-            maps.insert(crate::core::catalog::map_id(&id)?);
+            maps.insert(map_id(&id)?);
             if old.get(&FullKey::new(CATALOG, name.as_bytes())?)?.is_none() {
                 writes.push((key.to_vec(), id.to_vec()));
             }
@@ -90,12 +93,16 @@ impl Transaction {
             let mut before = restored.pinned().scan(OwnWrites::default(), counters_of(map)?);
             while let Some((key, value)) = before.next_pair()? {
                 if self.pinned.view().get(key)?.is_none() {
-                    writes.push((key.to_vec(), after_leap(&value)?));
+                    writes.push((key.to_vec(), after_leap(&value, leap)?));
                 }
             }
             Ok(())
         };
         maps.iter().try_for_each(|&map| leaps(map, &mut writes))?;
+        // What is kept here of maps and of restores stays.
+        let mut dropped = maps.clone();
+        dropped.retain(|map| !present.contains(map));
+        maps.insert(CATALOG);
         let mut counters = self.pinned.scan(OwnWrites::default(), FullRange::map(COUNTERS));
         while let Some((key, now)) = counters.next_pair()? {
             let map = split(key).1.first_chunk().map(|id| u32::from_be_bytes(*id));
@@ -110,9 +117,21 @@ impl Transaction {
             }
         }
         drop((names, counters));
+        for map in dropped {
+            writes.push((first_number_key(map)?.to_vec(), leap.to_be_bytes().to_vec()));
+        }
+        writes.push((restores_key()?.to_vec(), (leap / LEAP).to_be_bytes().to_vec()));
         writes
             .iter()
             .try_for_each(|(key, value)| self.write(key, Written::Put(value)))
+    }
+
+    /// By how much a number leaps that was deleted since the checkpoint, when this transaction restores that.
+    #[doc(hidden)]
+    pub fn leap(&self) -> Result<u64> {
+        let restores = self.pinned.view().get(&restores_key()?)?;
+        let restores = restores.map_or(Ok(0), |restores| number(&restores))?;
+        Ok(LEAP.saturating_mul(restores + 1))
     }
 
     /// The operations that replace everything by the checkpoint that is restored.
@@ -126,11 +145,26 @@ impl Transaction {
 }
 
 /// A counter as it was at a checkpoint, far above what can have been assigned since.
-fn after_leap(counter: &[u8]) -> Result<Vec<u8>> {
+fn after_leap(counter: &[u8], leap: u64) -> Result<Vec<u8>> {
     let mut counter = counter.to_vec();
     let next = counter.first_chunk_mut().ok_or_else(wrong_length)?;
-    *next = (u64::from_be_bytes(*next) + LEAP).to_be_bytes();
+    *next = u64::from_be_bytes(*next).saturating_add(leap).to_be_bytes();
     Ok(counter)
+}
+
+/// Key of how often the store was restored. The catalog has no counters of its own.
+fn restores_key() -> Result<FullKey> {
+    FullKey::new(COUNTERS, &CATALOG.to_be_bytes())
+}
+
+/// Key of the first number of a map that was dropped and came back, for prefixes without a counter.
+pub(crate) fn first_number_key(map: u32) -> Result<FullKey> {
+    FullKey::new(COUNTERS, &[CATALOG.to_be_bytes(), map.to_be_bytes()].concat())
+}
+
+fn number(bytes: &[u8]) -> Result<u64> {
+    let number = bytes.first_chunk().ok_or_else(wrong_length)?;
+    Ok(u64::from_be_bytes(*number))
 }
 
 fn wrong_length() -> Error {
@@ -140,10 +174,6 @@ fn wrong_length() -> Error {
 /// A counter as it was at a checkpoint, with the next number of now.
 fn later_counter(before: Option<&[u8]>, now: &[u8]) -> Result<Vec<u8>> {
     if now.len() != STATE_BYTES {
-        let number = |bytes: &[u8]| {
-            let number = bytes.first_chunk().ok_or_else(wrong_length)?;
-            Ok::<_, Error>(u64::from_be_bytes(*number))
-        };
         let before = before.map_or(Ok(0), number)?;
         return Ok(number(now)?.max(before).to_be_bytes().to_vec());
     }

@@ -463,14 +463,20 @@ fn backups_are_exported_verified_imported_and_pruned() {
     assert!(second.stderr.contains("after 1"), "{}", second.stderr);
     let listed = scratch.done(&["exports", "backup", "--json"]).json();
     assert_eq!(listed.len(), 2);
-    assert_eq!((&listed[1]["after"], &listed[1]["metadata"]), (&1.into(), &"a sale".into()));
+    assert_eq!(
+        (&listed[1]["after"], &listed[1]["metadata"]),
+        (&1.into(), &"a sale".into())
+    );
     assert!(scratch.done(&["exports", "backup"]).text().starts_with("1\tcommit "));
     scratch.done(&["verify", "backup"]);
     scratch.done(&["verify", "backup", "--number", "1"]);
     scratch.done(&["import", "backup", "copy"]);
     assert_eq!(scratch.done(&["get", "copy", "apples", "--map", "stock"]).text(), "3\n");
     scratch.done(&["import", "backup", "copy-1", "--number", "1"]);
-    assert_eq!(scratch.done(&["get", "copy-1", "apples", "--map", "stock"]).text(), "12\n");
+    assert_eq!(
+        scratch.done(&["get", "copy-1", "apples", "--map", "stock"]).text(),
+        "12\n"
+    );
     scratch.done(&["check", "copy"]);
     let again = scratch.run(&["import", "backup", "copy"]);
     assert_eq!(again.code, 2);
@@ -485,7 +491,10 @@ fn backups_are_exported_verified_imported_and_pruned() {
     }
     assert_eq!(scratch.run(&["prune", "backup"]).code, 2);
     let pruned = scratch.done(&["prune", "backup", "--keep-last", "1", "--json"]).json();
-    assert_eq!((pruned[0]["kept"].as_u64(), &pruned[0]["removed_exports"]), (Some(2), &Value::Array(Vec::new())));
+    assert_eq!(
+        (pruned[0]["kept"].as_u64(), &pruned[0]["removed_exports"]),
+        (Some(2), &Value::Array(Vec::new()))
+    );
     scratch.done(&["backup", "shop", "backup", "--keep-last", "1", "--full"]);
     assert_eq!(scratch.done(&["exports", "backup"]).text().lines().count(), 1);
     // Rot in a pack is found, with the code of damage.

@@ -57,3 +57,27 @@ fn a_client_presents_its_token_with_every_call() {
     });
     server.stop().unwrap();
 }
+
+/// A token that was revoked stays so, whatever the store is put back to.
+#[test]
+fn tokens_stay_as_they_are_when_the_store_is_put_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = duramen::Store::open(directory.path()).unwrap();
+    let token = |principal: &str| duramen_server::NewToken {
+        principal: principal.into(),
+        permissions: vec!["read:*".parse().unwrap()],
+        ..duramen_server::NewToken::default()
+    };
+    let revoked = duramen_server::create_token(&store, &token("revoked")).unwrap();
+    duramen_server::create_token(&store, &token("kept")).unwrap();
+    store.checkpoints().create("one", "").unwrap();
+    duramen_server::revoke_token(&store, &revoked.id).unwrap();
+    duramen_server::create_token(&store, &token("later")).unwrap();
+    duramen_server::restore(&store, "one").unwrap();
+    store.close().unwrap();
+    let store = duramen::Store::open(directory.path()).unwrap();
+    let listed = duramen_server::list_tokens(&store).unwrap();
+    let mut principals: Vec<_> = listed.into_iter().map(|token| token.principal).collect();
+    principals.sort();
+    assert_eq!(principals, ["kept", "later"]);
+}

@@ -11,7 +11,7 @@ use crate::core::bell::Bell;
 use crate::core::catalog::MapInfo;
 use crate::error::Result;
 use crate::index::{Finger, Fingers};
-use crate::key::full_key::{COUNTERS, FullKey, check_key_bytes, check_prefix};
+use crate::key::full_key::{CATALOG, COUNTERS, FullKey, check_key_bytes, check_prefix};
 use crate::log::{Body, Operation, OperationKind};
 use crate::log::{FoldCosts, fold_costs};
 
@@ -419,6 +419,11 @@ impl Draft {
     pub(crate) fn rehash(&mut self, operation: usize, seed: u64) {
         self.planned[operation].hash = key_hash(seed, self.full_key(operation));
     }
+}
+
+/// Key of the first number of a map that was dropped and came back with a restore, for prefixes without a counter.
+pub(crate) fn first_number_key(map: u32) -> Result<FullKey> {
+    FullKey::new(COUNTERS, &[CATALOG.to_be_bytes(), map.to_be_bytes()].concat())
 }
 
 /// The key of the counter of a prefix.

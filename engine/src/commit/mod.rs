@@ -28,11 +28,10 @@ use std::time::{Duration, Instant};
 
 use duramen_io::{Hindrance, LOOK_INTERVAL, Owner, wait, wake};
 
-use crate::api::transaction::first_number_key;
 use crate::btree::Stored;
 use crate::checksum::key_hash;
 use crate::commit::conflict::Checks;
-use crate::commit::draft::{Add, AddTo, Draft, Numbering};
+use crate::commit::draft::{Add, AddTo, Draft, Numbering, first_number_key};
 use crate::commit::sequence_state::SequenceState;
 use crate::core::Core;
 use crate::core::watch::Begun;

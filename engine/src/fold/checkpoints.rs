@@ -79,9 +79,8 @@ impl Core {
         Ok(kept)
     }
 
-    /// Puts the store back to a checkpoint: `commit` makes the commit that says so, and returns its number. After that nothing can fail any more: what could
-    /// not be folded now is folded later.
-    /// The checkpoint shows commit number `shown`.
+    /// Puts the store back to the checkpoint of a name that shows commit `shown`. `commit` makes the commit that says so, and returns
+    /// its number. After that nothing can fail any more: what could not be folded now is folded later.
     pub(crate) fn restore(&self, name: &str, shown: u64, commit: impl FnOnce(&Kept) -> Result<u64>) -> Result<u64> {
         let _user = self.enter()?;
         let mut state = self.hold_maintenance()?;

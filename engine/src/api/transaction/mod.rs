@@ -51,7 +51,6 @@ mod work;
 
 use pops::Ahead;
 pub use read_write::ExtractIf;
-pub(crate) use restoring::first_number_key;
 pub use rollback::Rollback;
 use work::Reused;
 

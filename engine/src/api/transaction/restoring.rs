@@ -12,7 +12,7 @@ use crate::api::map::counters_of;
 use crate::api::snapshot::Snapshot;
 use crate::api::store::Store;
 use crate::api::transaction::{Transaction, TransactionOptions};
-use crate::commit::draft::Draft;
+use crate::commit::draft::{Draft, first_number_key};
 use crate::commit::sequence_state::{STATE_BYTES, SequenceState};
 use crate::core::catalog::map_id;
 use crate::datafile::register::Kept;
@@ -27,8 +27,8 @@ use crate::read::write_set::{OwnWrites, Written};
 const LEAP: u64 = 1 << 32;
 
 impl Store {
-    /// Puts the store back to a checkpoint, in one commit, whose number it returns, and which survives power loss when the call returns. From that commit on,
-    /// all handles of the store that were opened before are refused, with [`Reason::Restored`], in all processes. Snapshots
+    /// Puts the store back to a checkpoint, in one commit, whose number it returns. The commit survives power loss when the call
+    /// returns. From it on, all handles of the store that were opened before are refused, with [`Reason::Restored`], in all processes. Snapshots
     /// that are open go on to show what they showed.
     ///
     /// `layers` names the reserved maps that the caller knows. `keep` writes on top what must not run back in these: the
@@ -155,11 +155,6 @@ fn after_leap(counter: &[u8], leap: u64) -> Result<Vec<u8>> {
 /// Key of how often the store was restored. The catalog has no counters of its own.
 fn restores_key() -> Result<FullKey> {
     FullKey::new(COUNTERS, &CATALOG.to_be_bytes())
-}
-
-/// Key of the first number of a map that was dropped and came back, for prefixes without a counter.
-pub(crate) fn first_number_key(map: u32) -> Result<FullKey> {
-    FullKey::new(COUNTERS, &[CATALOG.to_be_bytes(), map.to_be_bytes()].concat())
 }
 
 fn number(bytes: &[u8]) -> Result<u64> {

@@ -70,12 +70,17 @@ impl Job {
     pub fn run(&self, workers: u16, goes_on: &(dyn Fn(u64) -> bool + Sync)) -> Result<()> {
         thread::scope(|scope| {
             let threads: Vec<_> = (0..workers)
-                .map(|index| scope.spawn(move || Worker::open(self, index, workers)?.run(goes_on)))
+                .map(|index| scope.spawn(move || self.run_worker(index, workers, goes_on)))
                 .collect();
             threads
                 .into_iter()
                 .try_for_each(|thread| thread.join().expect("a worker that does not panic"))
         })
+    }
+
+    /// Runs one worker, which may have a process of its own; see [`Job::run`].
+    pub fn run_worker(&self, index: u16, workers: u16, goes_on: &dyn Fn(u64) -> bool) -> Result<()> {
+        Worker::open(self, index, workers)?.run(goes_on)
     }
 }
 
@@ -244,8 +249,10 @@ pub fn main() -> Result<()> {
         println!("{user}: {clicks} clicks from second {window}");
     }
     assert_eq!(results.len(), 3_000 / WINDOW_SECONDS as usize * users.len());
-    for checkpoint in job.state.checkpoints()? {
+    let checkpoints = job.state.checkpoints()?;
+    for checkpoint in &checkpoints {
         println!("checkpoint {} shows commit {}", checkpoint.id, checkpoint.commit);
     }
+    assert_eq!(checkpoints.len(), CHECKPOINTS_KEPT);
     Ok(())
 }

@@ -631,6 +631,7 @@ fn statistics_count_rows_and_bytes_of_each_state_and_their_growth() {
         (StateKind::List, 10, 10 * (2 + 4 + 8 + 10))
     );
     assert!(statistics.checkpoints.is_empty() && statistics.oldest_reader.is_none());
+    assert_eq!(statistics.grown_since, None);
 
     state.checkpoint(5, "").unwrap();
     let later = state.map::<u32, u8, u8>("later").unwrap();
@@ -649,7 +650,7 @@ fn statistics_count_rows_and_bytes_of_each_state_and_their_growth() {
     assert_eq!(grown("counts"), (Some(-40), Some(-40 * 14)));
     assert_eq!(grown("visits"), (Some(5), Some(5 * 24)));
     assert_eq!(grown("later"), (Some(1), Some(2 + 4 + 1 + 1)));
-    assert_eq!(statistics.checkpoints.len(), 1);
+    assert_eq!((statistics.grown_since, statistics.checkpoints.len()), (Some(5), 1));
     assert_eq!(statistics.checkpoints[0].id, 5);
 
     // A worker has the figures of its part.

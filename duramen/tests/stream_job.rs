@@ -27,11 +27,13 @@ use stream_job::{END, Job, LATENESS_SECONDS, WINDOW_SECONDS, second_of_window};
 
 const CHILD_PATH: &str = "DURAMEN_CHILD_PATH";
 const CHILD_WORKERS: &str = "DURAMEN_CHILD_WORKERS";
+/// The only worker that the child runs; not set: all of them.
+const CHILD_WORKER: &str = "DURAMEN_CHILD_WORKER";
 
 /// Most batches that a job reports before it is killed.
 const BATCHES_MAX: u64 = 8;
 /// Batches that a job may process between its last report and its end.
-const BATCHES_UNANSWERED: u64 = 3;
+const BATCHES_UNANSWERED: u64 = 6;
 const WORKERS_MAX: u16 = 4;
 
 /// Users and seconds.
@@ -92,17 +94,20 @@ fn child_process() {
     let job = Job::open(&store).unwrap();
     println!("@open");
     let answers = Mutex::new(std::io::stdin());
-    job.run(workers, &|offset| {
+    let report = |offset| {
         println!("@{offset}");
         let mut answer = String::new();
         answers.lock().unwrap().read_line(&mut answer).unwrap();
         true
-    })
-    .unwrap();
+    };
+    match std::env::var(CHILD_WORKER) {
+        Ok(index) => job.run_worker(index.parse().unwrap(), workers, &report).unwrap(),
+        Err(_) => job.run(workers, &report).unwrap(),
+    }
     println!("@end");
 }
 
-fn spawn(path: &Path, workers: u16) -> Child {
+fn spawn(path: &Path, workers: u16, only: Option<u16>) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args([
             "child_process",
@@ -113,6 +118,7 @@ fn spawn(path: &Path, workers: u16) -> Child {
         ])
         .env(CHILD_PATH, path)
         .env(CHILD_WORKERS, workers.to_string())
+        .envs(only.map(|index| (CHILD_WORKER, index.to_string())))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -122,15 +128,35 @@ fn spawn(path: &Path, workers: u16) -> Child {
 
 // The supervisor.
 
-/// Runs the job, and kills it after some batches. Returns whether it came to its end before.
-fn run_and_kill(path: &Path, workers: u16, rng: &mut Rng) -> bool {
-    let mut child = spawn(path, workers);
+/// Returns clicks as messages, with the end.
+fn messages(clicks: &Clicks) -> Vec<Vec<u8>> {
+    let of_clicks = clicks.iter().map(|(user, second)| encode(&(user.as_str(), *second)));
+    of_clicks.chain([encode(&("", END))]).collect()
+}
+
+/// Publishes clicks in a new store.
+fn publish(path: &Path, clicks: &Clicks) {
+    let store = options(false).open(path).unwrap();
+    Job::open(&store)
+        .unwrap()
+        .clicks
+        .publish_all(&messages(clicks))
+        .unwrap();
+    store.close().unwrap();
+}
+
+/// Runs the job, or only one worker of it, and kills it after some batches. Returns whether it came to its end before.
+fn run_and_kill(path: &Path, workers: u16, only: Option<u16>, rng: &mut Rng) -> bool {
+    let mut child = spawn(path, workers, only);
     let mut answers = child.stdin.take().unwrap();
     // Kept until the child is dead: writing to a pipe without a reader is an error.
     let mut reports = BufReader::new(child.stdout.take().unwrap()).lines();
     // Before the store is open, or after some batches.
     let batches = rng.u64(0..=BATCHES_MAX);
-    let wait = Duration::from_micros(rng.u64(0..if batches == 0 { 40_000 } else { 5_000 }));
+    // A batch takes 100 microseconds or some milliseconds, so the times have all these magnitudes.
+    let magnitudes = if batches == 0 { 8..16 } else { 4..13 };
+    let magnitude = 1 << rng.u32(magnitudes);
+    let wait = Duration::from_micros(rng.u64(0..magnitude));
     let mut reported = 0;
     let mut is_over = false;
     if batches > 0 {
@@ -189,20 +215,12 @@ fn results_are_there_exactly_once_however_often_the_job_is_killed() {
     let clicks = clicks(number_from_environment("DURAMEN_CLICKS", 3_000) as u64, &mut rng);
     let expected = expected(&clicks);
     assert!(!expected.late.is_empty() && expected.windows.len() > 100);
-    let mut messages: Vec<Vec<u8>> = clicks
-        .iter()
-        .map(|(user, second)| encode(&(user.as_str(), *second)))
-        .collect();
-    messages.push(encode(&("", END)));
-    let store = options(false).open(place.path()).unwrap();
-    Job::open(&store).unwrap().clicks.publish_all(&messages).unwrap();
-    store.close().unwrap();
-
+    publish(&place.path(), &clicks);
     let (mut kills, mut restores) = (0, 0);
-    while !run_and_kill(&place.path(), rng.u16(1..=WORKERS_MAX), &mut rng) {
+    while !run_and_kill(&place.path(), rng.u16(1..=WORKERS_MAX), None, &mut rng) {
         kills += 1;
         // Putting it back is for a few times only, or the job would not come to its end.
-        if restores < 4 && rng.u32(0..5) == 0 {
+        if restores < 4 && rng.u32(0..8) == 0 {
             let store = options(rng.bool()).open(place.path()).unwrap();
             let job = Job::open(&store).unwrap();
             let kept = job.state.checkpoints().unwrap();
@@ -221,9 +239,55 @@ fn results_are_there_exactly_once_however_often_the_job_is_killed() {
     let store = Store::open(place.path()).unwrap();
     assert_exactly_once(&store, &clicks);
     let job = Job::open(&store).unwrap();
-    assert!((1..=3 + 1).contains(&job.state.checkpoints().unwrap().len()));
     // Once more, when there is nothing left to count.
     job.run(3, &|_| panic!("a batch after the end")).unwrap();
+    assert_exactly_once(&store, &clicks);
+    assert_sound(&store);
+
+    // From the oldest checkpoint the job comes to the same results. A kill before retention leaves more of them than three.
+    let kept = job.state.checkpoints().unwrap();
+    println!("{} checkpoints", kept.len());
+    if let Some(oldest) = kept.first() {
+        job.state.restore(oldest.id).unwrap();
+        drop(job);
+        store.close().unwrap();
+        let store = options(false).open(place.path()).unwrap();
+        Job::open(&store).unwrap().run(3, &|_| true).unwrap();
+        assert_exactly_once(&store, &clicks);
+        assert_sound(&store);
+    }
+}
+
+#[test]
+fn results_are_there_exactly_once_when_each_worker_is_a_process_that_is_killed_alone() {
+    let (place, mut rng) = (Place::new(), Rng::with_seed(seed()));
+    let clicks = clicks(number_from_environment("DURAMEN_CLICKS", 3_000) as u64 / 3, &mut rng);
+    let path = place.path();
+    publish(&path, &clicks);
+    let mut kills = 0;
+    loop {
+        let workers = rng.u16(1..=WORKERS_MAX);
+        let rngs: Vec<Rng> = (0..workers).map(|_| rng.fork()).collect();
+        let ended = thread::scope(|scope| {
+            let path = &path;
+            let children: Vec<_> = (0..workers)
+                .zip(rngs)
+                .map(|(index, mut rng)| scope.spawn(move || run_and_kill(path, workers, Some(index), &mut rng)))
+                .collect();
+            let ended = children.into_iter().map(|child| child.join().unwrap());
+            ended.filter(|is_over| *is_over).count()
+        });
+        kills += workers as usize - ended;
+        if ended == workers as usize {
+            break;
+        }
+    }
+    println!("{kills} kills");
+    assert!(
+        kills >= clicks.len() / 32 / (BATCHES_MAX + BATCHES_UNANSWERED + 1) as usize,
+        "{kills} kills"
+    );
+    let store = Store::open(place.path()).unwrap();
     assert_exactly_once(&store, &clicks);
     assert_sound(&store);
 }
@@ -233,12 +297,7 @@ fn second_worker_with_the_same_key_groups_stops() {
     let store = Store::temporary().unwrap();
     let job = Job::open(&store).unwrap();
     let clicks = clicks(200, &mut Rng::with_seed(seed()));
-    let mut messages: Vec<Vec<u8>> = clicks
-        .iter()
-        .map(|(user, second)| encode(&(user.as_str(), *second)))
-        .collect();
-    messages.push(encode(&("", END)));
-    job.clicks.publish_all(&messages).unwrap();
+    job.clicks.publish_all(&messages(&clicks)).unwrap();
     // After its first batch, the first worker waits until the second one has counted everything.
     let is_first_batch = AtomicBool::new(true);
     let stopped = job.run(1, &|_| {

@@ -1,14 +1,16 @@
 //! Figures of a job: its states, their growth, what its checkpoints hold, and the oldest reader of the store.
 
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::time::Duration;
 
 use duramen_engine::{Result, Snapshot};
 
-use super::checkpoints::checkpoint_name;
+use super::checkpoints::{StateCheckpoint, checkpoint_name};
 use super::definition::{StateKind, state_map};
+use super::error::StateError;
 use super::keyed_state::KeyedState;
 use super::rows::{Rows, bounds};
+use super::view::StateView;
 
 /// States of at most so many rows are measured exactly.
 const EXACT_ROWS_MAX: u64 = 10_000;
@@ -23,6 +25,8 @@ const SAMPLED_ROWS: usize = 256;
 pub struct JobStatistics {
     /// The job.
     pub job: String,
+    /// The checkpoint from which growth is counted: the newest one.
+    pub grown_since: Option<u64>,
     /// Its states, by name.
     pub states: Vec<StateStatistics>,
     /// Its checkpoints, by id.
@@ -88,11 +92,7 @@ impl KeyedState {
         // First, so that the snapshots below are not among the readers.
         let oldest_reader = self.oldest_reader()?;
         let checkpoints = self.checkpoints()?;
-        // A checkpoint that another process drops meanwhile is left out.
-        let before = match checkpoints.last() {
-            Some(newest) => self.at(newest.id).ok(),
-            None => None,
-        };
+        let before = self.newest_view(&checkpoints)?;
         let snapshot = self.store.snapshot()?;
         let mut states = Vec::new();
         for (name, kind) in self.states()? {
@@ -102,7 +102,7 @@ impl KeyedState {
             let now = measure(&snapshot, &self.rows(map, &name))?;
             let then = match &before {
                 None => None,
-                Some(view) => match view.rows(&name)? {
+                Some((_, view)) => match view.rows(&name)? {
                     Some(rows) => Some(measure(view.snapshot(), &rows)?),
                     None => Some(Size::default()),
                 },
@@ -126,10 +126,23 @@ impl KeyedState {
         }
         Ok(JobStatistics {
             job: self.job().to_string(),
+            grown_since: before.map(|(id, _)| id),
             states,
             checkpoints: spaces,
             oldest_reader,
         })
+    }
+
+    /// The newest of these checkpoints, unless another process has dropped it meanwhile.
+    fn newest_view(&self, checkpoints: &[StateCheckpoint]) -> Result<Option<(u64, StateView)>> {
+        let Some(newest) = checkpoints.last() else {
+            return Ok(None);
+        };
+        match self.at(newest.id) {
+            Ok(view) => Ok(Some((newest.id, view))),
+            Err(error) if matches!(StateError::of(&error), Some(StateError::UnknownCheckpoint { .. })) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn oldest_reader(&self) -> Result<Option<StateReader>> {
@@ -175,7 +188,7 @@ fn measure(snapshot: &Snapshot, rows: &Rows) -> Result<Size> {
 }
 
 /// The first rows of some key groups.
-fn add_up(snapshot: &Snapshot, rows: &Rows, groups: &std::ops::Range<u16>, most: usize) -> Result<Size> {
+fn add_up(snapshot: &Snapshot, rows: &Rows, groups: &Range<u16>, most: usize) -> Result<Size> {
     let (low, high) = bounds(groups);
     let mut cursor = snapshot.range(&rows.map, (Bound::Included(low), Bound::Excluded(high)))?;
     let mut size = Size::default();

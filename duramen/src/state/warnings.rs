@@ -189,7 +189,6 @@ impl JobStatistics {
     /// The figures that are above limits.
     pub fn warnings(&self, limits: &StateLimits) -> Vec<StateWarning> {
         let mut warnings = Vec::new();
-        let newest = self.checkpoints.last().map(|checkpoint| checkpoint.id);
         for state in &self.states {
             let name = || state.name.clone();
             if let Some((bytes, limit)) = above(state.bytes, limits.bytes) {
@@ -197,7 +196,7 @@ impl JobStatistics {
                 warnings.push(StateWarning::Large { state, bytes, limit });
             }
             let grown = state.bytes_grown.and_then(|bytes| u64::try_from(bytes).ok());
-            if let (Some(since), Some(grown)) = (newest, grown)
+            if let (Some(since), Some(grown)) = (self.grown_since, grown)
                 && let Some((bytes, limit)) = above(grown, limits.growth_bytes)
             {
                 warnings.push(StateWarning::Grows {

@@ -37,6 +37,7 @@
 //! | commit without waiting for the disk | [`Store::write_async`], [`CommitFuture`] |
 //! | publish and subscribe in the same transactions | [`topic::Topics`], [`topic::TopicWrites`], [`topic::Group`] |
 //! | keep paths with revisions, watches and leases | [`tree::Trees`], [`tree::Tree`], [`tree::TreeWatch`] |
+//! | keep keyed state of a stream job, with checkpoints | [`state::KeyedState`] |
 //! | follow every commit | [`Store::changes`], [`Changes`] |
 //! | keep integers, text and tuples in order | [`TypedMap`], [`encoding`] |
 //! | look after a store | [`Store::check`], [`Store::copy`], [`Store::compact`], [`Store::stat`] |
@@ -61,6 +62,8 @@ mod codec;
 mod json;
 mod restoring;
 mod typed;
+
+pub mod state;
 
 /// Durable publish/subscribe in the same transactions as maps: topics, subscriptions, groups.
 ///
@@ -114,6 +117,8 @@ mod documentation {
     mod groups {}
     #[doc = include_str!("../../docs/guide/checkpoints.md")]
     mod checkpoints {}
+    #[doc = include_str!("../../docs/guide/state.md")]
+    mod state {}
     #[doc = include_str!("../../docs/guide/trees.md")]
     mod trees {}
     #[doc = include_str!("../../docs/guide/cookbook.md")]

@@ -49,7 +49,7 @@ pub struct TypedMap<K, V> {
 }
 
 /// Stands for the types without owning any of them: a typed map can be shared whatever they are.
-type Types<K, V> = PhantomData<fn(K, V) -> (K, V)>;
+pub(crate) type Types<K, V> = PhantomData<fn(K, V) -> (K, V)>;
 
 impl<K, V> Clone for TypedMap<K, V> {
     fn clone(&self) -> Self {
@@ -637,7 +637,7 @@ impl<K: DecodeKey, V: ValueCodec> TypedWrites<'_, K, V, Transaction> {
     }
 }
 
-type Bounds<'k> = (Bound<&'k [u8]>, Bound<&'k [u8]>);
+pub(crate) type Bounds<'k> = (Bound<&'k [u8]>, Bound<&'k [u8]>);
 
 const ALL: Bounds<'static> = (Bound::Unbounded, Bound::Unbounded);
 
@@ -668,7 +668,7 @@ fn both(range: &KeyRange) -> Bounds<'_> {
     (range.low(), range.high())
 }
 
-fn encode_value<V: ValueCodec>(map: &Map, key: &[u8], value: &V) -> Result<Vec<u8>> {
+pub(crate) fn encode_value<V: ValueCodec>(map: &Map, key: &[u8], value: &V) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     value
         .encode_value(&mut out)
@@ -676,7 +676,7 @@ fn encode_value<V: ValueCodec>(map: &Map, key: &[u8], value: &V) -> Result<Vec<u
     Ok(out)
 }
 
-fn decode_value<V: ValueCodec>(map: &Map, key: &[u8], value: &[u8]) -> Result<V> {
+pub(crate) fn decode_value<V: ValueCodec>(map: &Map, key: &[u8], value: &[u8]) -> Result<V> {
     V::decode_value(value).map_err(|error| invalid::<V>(map, key, "the value of", "is not a", &*error))
 }
 
@@ -692,7 +692,7 @@ fn decode_owned<K: DecodeKey, V: ValueCodec>(map: &Map, pair: Option<(Vec<u8>, V
     pair.map(|(key, value)| decode_pair(map, &key, &value)).transpose()
 }
 
-fn invalid<T>(map: &Map, key: &[u8], what: &str, is_not: &str, cause: &dyn StdError) -> Error {
+pub(crate) fn invalid<T>(map: &Map, key: &[u8], what: &str, is_not: &str, cause: &dyn StdError) -> Error {
     let (name, wanted) = (map.name(), std::any::type_name::<T>());
     let text = format!(
         "{what} key \"{}\" in map {name:?} {is_not} {wanted}: {cause}",

@@ -62,20 +62,23 @@ fn a_client_presents_its_token_with_every_call() {
 #[test]
 fn tokens_stay_as_they_are_when_the_store_is_put_back() {
     let directory = tempfile::tempdir().unwrap();
-    let store = duramen::Store::open(directory.path()).unwrap();
-    let token = |principal: &str| duramen_server::NewToken {
+    let store = Store::open(directory.path()).unwrap();
+    let token = |principal: &str| NewToken {
         principal: principal.into(),
         permissions: vec!["read:*".parse().unwrap()],
-        ..duramen_server::NewToken::default()
+        is_for_certificates: false,
+        valid_for: None,
+        calls: 0,
+        bytes_per_second: 0,
     };
-    let revoked = duramen_server::create_token(&store, &token("revoked")).unwrap();
-    duramen_server::create_token(&store, &token("kept")).unwrap();
+    let revoked = create_token(&store, &token("revoked")).unwrap();
+    create_token(&store, &token("kept")).unwrap();
     store.checkpoints().create("one", "").unwrap();
-    duramen_server::revoke_token(&store, &revoked.id).unwrap();
-    duramen_server::create_token(&store, &token("later")).unwrap();
+    revoke_token(&store, &revoked.id).unwrap();
+    create_token(&store, &token("later")).unwrap();
     duramen_server::restore(&store, "one").unwrap();
     store.close().unwrap();
-    let store = duramen::Store::open(directory.path()).unwrap();
+    let store = Store::open(directory.path()).unwrap();
     let listed = duramen_server::list_tokens(&store).unwrap();
     let mut principals: Vec<_> = listed.into_iter().map(|token| token.principal).collect();
     principals.sort();

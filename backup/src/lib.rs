@@ -47,3 +47,8 @@ pub use object_store;
 pub use pack::Compression;
 pub use prune::{Policy, Pruned};
 pub use target::Backup;
+
+/// The programs of the guide, compiled and run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/backups.md")]
+mod guide {}

@@ -100,7 +100,7 @@ duramen tree put shop web/port 80
 duramen tree put shop web/host example.com
 duramen tree put shop old/host example.org
 duramen checkpoint create shop old
-duramen export shop backup
+duramen export shop backups
 duramen dump shop > shop.dump
 gzip < shop.dump > shop.dump.gz
 ";

@@ -388,7 +388,8 @@ fn kebab(variant: &str) -> String {
 
 #[test]
 fn every_program_in_the_documentation_is_compiled() {
-    let library = read(&root().join("duramen/src/lib.rs"));
+    let libraries = ["duramen/src/lib.rs", "backup/src/lib.rs"].map(|path| read(&root().join(path)));
+    let library = libraries.concat();
     let is_compiled = |page: &Page| {
         let path = page.path.strip_prefix(root()).expect("pages are found below the root");
         library.contains(&format!("include_str!(\"../../{}\")", path.display()))

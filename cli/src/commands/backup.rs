@@ -16,8 +16,8 @@ use crate::text::{bytes, counted, grouped};
 
 const EXPORT_EXAMPLES: &str = r"Examples:
   Export a store to a directory, or to a bucket:
-    $ duramen export shop backup
-    $ duramen export shop backup --metadata 'before the sale' --json
+    $ duramen export shop backups
+    $ duramen export shop backups --metadata 'before the sale' --json
     # duramen export shop s3://bucket/shop --bytes-per-second 10000000
 
 The first export has all pairs, and the next ones have what differs. The store may be in use
@@ -29,37 +29,37 @@ environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT,
 
 const IMPORT_EXAMPLES: &str = r"Examples:
   Make a store of the newest export:
-    $ duramen import backup copy
+    $ duramen import backups copy
   Of the newest export until a time, in seconds since 1970, or of one by its number:
-    $ duramen import backup copy-2 --until $(date +%s)
-    $ duramen import backup copy-3 --number 1 --json
+    $ duramen import backups copy-2 --until $(date +%s)
+    $ duramen import backups copy-3 --number 1 --json
 
 The command verifies what it reads. The store is there as a whole or not at all.";
 
 const VERIFY_EXAMPLES: &str = r"Examples:
   Read the newest export and all that it goes on from, and prove that they are what was exported:
-    $ duramen verify backup
-    $ duramen verify backup --number 1 --json";
+    $ duramen verify backups
+    $ duramen verify backups --number 1 --json";
 
 const PRUNE_EXAMPLES: &str = r"Examples:
   Keep the newest seven exports, those of the last 30 days, and what they go on from:
-    $ duramen prune backup --keep-last 7 --keep-within 30d
-    $ duramen prune backup --keep-last 7 --json
+    $ duramen prune backups --keep-last 7 --keep-within 30d
+    $ duramen prune backups --keep-last 7 --json
 
 Packs that no export needs go when they are a day old.";
 
 const EXPORTS_EXAMPLES: &str = r"Examples:
   Number, time, commit, pairs, bytes, what it goes on from, and metadata, oldest first:
-    $ duramen exports backup
-    $ duramen exports backup --json";
+    $ duramen exports backups
+    $ duramen exports backups --json";
 
 const BACKUP_EXAMPLES: &str = r"Examples:
   Export once, and keep the exports of the last week:
-    $ duramen backup shop backup --keep-within 7d
+    $ duramen backup shop backups --keep-within 7d
   Export every ten seconds, until the command is stopped:
     # duramen backup shop s3://bucket/shop --follow --every 10s --keep-within 7d
   And the same once, for programs:
-    $ duramen backup shop backup --json
+    $ duramen backup shop backups --json
 
 With --follow a lost machine loses what was committed since the last export began. Each export has
 what differs from the one before, so its cost grows with the changes. What fails is tried again.";

@@ -353,6 +353,10 @@ pub trait Peer: Send + Sync {
     fn keep(&self, _name: &str) -> Result<()> {
         bail!(Unsupported("keeps no states in the store"))
     }
+    /// Makes a state that is kept the present, durably, and closes the store.
+    fn go_back(self: Box<Self>, _name: &str) -> Result<()> {
+        bail!(Unsupported("keeps no states in the store"))
+    }
     /// Drops a state that is kept.
     fn drop_kept(&self, _name: &str) -> Result<()> {
         bail!(Unsupported("keeps no states in the store"))

@@ -1054,3 +1054,35 @@ fn a_store_that_has_come_to_its_quota_can_be_restored() {
     assert_eq!(map.append("numbered", "third").expect("an append"), 2);
     assert_sound(&store, 1);
 }
+
+#[test]
+fn a_checkpoint_of_a_transaction_shows_its_commit_and_none_after_it() {
+    let disk = SimDisk::new(1);
+    let open = Open::on(&disk).expect("a store");
+    let checkpoints = open.store.checkpoints();
+    let count = |snapshot: &Snapshot, key: &str| {
+        let value = snapshot.get(&open.map, key).expect("a get");
+        value.map_or(0, |value| i64::from_be_bytes(value[..].try_into().expect("a counter")))
+    };
+    let (seen, made) = checkpoints
+        .create_with("one", "", |tx| {
+            tx.add(&open.map, "count", 1)?;
+            Ok(tx.snapshot_commit())
+        })
+        .expect("room");
+    open.map.add("count", 1).expect("an addition");
+    let kept = checkpoints.open(&made.name).expect("it was made");
+    assert_eq!((count(&kept, "count"), kept.commit()), (1, seen + 1));
+    let taken = checkpoints.create_with("one", "", |_| -> Result<()> { panic!("it is refused before") });
+    assert!(matches!(
+        taken.expect_err("it is there").reason(),
+        Reason::CheckpointExists { .. }
+    ));
+    let failed = checkpoints.create_with("failed", "", |tx| {
+        tx.put(&open.map, "count", "never")?;
+        Err::<(), _>(Error::from(Reason::ReadOnly))
+    });
+    assert!(failed.is_err() && checkpoints.get("failed").expect("a look").is_none());
+    open.map.add("count", 1).expect("others write again");
+    assert_sound(&open.store, 1);
+}

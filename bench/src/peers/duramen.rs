@@ -218,6 +218,11 @@ impl Peer for Opened {
         Ok(())
     }
 
+    fn go_back(self: Box<Self>, name: &str) -> Result<()> {
+        duramen::restore(&self.store, name)?;
+        self.close()
+    }
+
     fn drop_kept(&self, name: &str) -> Result<()> {
         anyhow::ensure!(
             self.store.checkpoints().drop(name)?,

@@ -31,7 +31,7 @@ const LARGE_MIN: usize = 100_000;
 pub const WORKLOAD: Workload = Workload {
     name: "state",
     about: "GeaFlow's load: 4-byte keys, 100-byte values, at 10k, 1M and 10M: sequential and random writes with one flush \
-        (at 1M and 10M one after every 100,000), reads, mixed with a commit for each put, batches, checkpoint and recovery, \
+        (at 1M and 10M one after every 100,000), reads, mixed with a commit for each put, batches, checkpoint and recovery, a state that is kept in the store, \
         100k to 10M puts with a flush after every 10,000",
     variants: &[
         variant("10k", 10_000),
@@ -67,6 +67,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     rows.batches(recorder)?;
     // Runs before the large rows, which may use up the time of the cell.
     rows.checkpoint(recorder)?;
+    rows.kept_state(recorder)?;
     rows.large(recorder)
 }
 
@@ -342,6 +343,44 @@ impl Rows<'_> {
         peer.close()?;
         anyhow::ensure!(contents(&kept)? == before, "recovering from the checkpoint changed it");
         Ok(())
+    }
+
+    /// Keeps a state of 1,000 records in the store itself, replaces all of them, and goes back: each until it is durable. Going
+    /// back includes opening the store again.
+    fn kept_state(&self, recorder: &mut Recorder) -> Result<()> {
+        let names = [
+            ("keep a state in the store", Work::Writes),
+            ("go back to it", Work::Writes),
+        ];
+        let peer = self.open("going back")?;
+        let count = 1_000.min(self.count.max(1));
+        let keys = numbers(0..count as u32);
+        let put = |peer: &dyn Peer, version| {
+            let mut pairs = keys.iter().map(|key| (key, self.values.of(key, version)));
+            peer.put_many(&mut pairs)
+        };
+        put(&*peer, 0)?;
+        let mut is_kept = false;
+        recorder.phase(names[0].0, names[0].1, || {
+            peer.keep("kept")?;
+            is_kept = true;
+            Ok(Done::untimed(1))
+        })?;
+        if !is_kept {
+            recorder.not_done(&names[1..], "there is no state to go back to");
+            return peer.close();
+        }
+        put(&*peer, 1)?;
+        read_back(&*peer, keys.all(), self.present(1))?;
+        let (mut peer, mut again) = (Some(peer), None);
+        recorder.phase(names[1].0, names[1].1, || {
+            peer.take().context("the phase runs once")?.go_back("kept")?;
+            again = Some(self.context.open_in(&self.directory("going back"))?);
+            Ok(Done::untimed(1))
+        })?;
+        let peer = again.context("a phase that succeeded has opened the store")?;
+        read_back(&*peer, keys.all(), self.present(0))?;
+        peer.close()
     }
 }
 

@@ -4,9 +4,10 @@ use std::time::{Duration, SystemTime};
 
 use crate::api::snapshot::Snapshot;
 use crate::api::store::Store;
+use crate::api::transaction::{Transaction, TransactionOptions};
 use crate::btree::differing_keys;
 use crate::datafile::register::Kept;
-use crate::error::Result;
+use crate::error::{Reason, Result};
 use crate::key::full_key::{FullKey, split};
 use crate::limits::PAGE_BYTES;
 use crate::map_name::is_reserved;
@@ -109,6 +110,42 @@ impl Checkpoints<'_> {
         let core = self.store.core();
         core.refuse_beside("checkpoints().create", || name.to_string())?;
         Ok(Checkpoint::from(&core.create_checkpoint(name, metadata.as_ref())?))
+    }
+
+    /// Runs a transaction with all other writers shut out, commits it, and keeps the state that shows this commit and none after it:
+    /// a stream job stores its position and its checkpoint so. When the call returns, both survive power loss. A crash in between
+    /// leaves the commit without the checkpoint, and so do the errors of [`Checkpoints::create`].
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let store = duramen_engine::Store::open(directory.path())?;
+    /// let positions = store.map("positions")?;
+    /// let (_, made) = store.checkpoints().create_with("after 7", "", |tx| tx.put(&positions, "source", "7"))?;
+    /// let kept = store.checkpoints().open(&made.name)?;
+    /// assert_eq!(kept.get(&positions, "source")?.as_deref(), Some(&b"7"[..]));
+    /// # Ok::<(), duramen_engine::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Store::begin`], of `work`, of a commit, and of [`Checkpoints::create`]. A name that is taken is refused before `work`
+    /// runs.
+    pub fn create_with<T>(
+        &self,
+        name: &str,
+        metadata: impl AsRef<[u8]>,
+        work: impl FnOnce(&mut Transaction) -> Result<T>,
+    ) -> Result<(T, Checkpoint)> {
+        let core = self.store.core();
+        core.refuse_beside("checkpoints().create_with", || name.to_string())?;
+        if core.present_register()?.named(name).is_some() {
+            return Err(Reason::CheckpointExists { name: name.into() }.into());
+        }
+        let mut tx = self.store.begin(TransactionOptions::new().exclusive())?;
+        let done = work(&mut tx)?;
+        let exclusive = tx.commit_and_stay()?;
+        let kept = core.create_checkpoint(name, metadata.as_ref())?;
+        drop(exclusive);
+        Ok((done, Checkpoint::from(&kept)))
     }
 
     /// All checkpoints, in the order in which they were made.
@@ -215,5 +252,48 @@ impl Checkpoints<'_> {
             let newest_first = register.present().rev();
             newest_first.skip(count).map(|kept| kept.id).collect()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use duramen_io::SimDisk;
+
+    use crate::{Maintenance, Options};
+
+    #[test]
+    fn no_commit_comes_between_a_transaction_and_its_checkpoint() {
+        let options = Options::new().maintenance(Maintenance::Manual);
+        let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
+        let map = store.map("map").expect("a map");
+        let (held, is_held) = channel();
+        let (written, is_written) = channel();
+        std::thread::scope(|scope| {
+            let core = store.core();
+            scope.spawn(move || {
+                let folds = core.hold_maintenance().expect("it is free");
+                held.send(()).expect("a test waits");
+                // While this lasts the checkpoint waits. Another writer has the time to come in, if it is not shut out.
+                let _ = is_written.recv_timeout(Duration::from_millis(200));
+                drop(folds);
+            });
+            is_held.recv().expect("a thread has it");
+            let late = map.clone();
+            let kept = store.checkpoints().create_with("one", "", |tx| {
+                scope.spawn(move || {
+                    late.put("late", "value").expect("a put");
+                    let _ = written.send(());
+                });
+                tx.put(&map, "key", "value")
+            });
+            kept.expect("room");
+        });
+        let one = store.checkpoints().open("one").expect("it was made");
+        assert!(one.get(&map, "key").expect("a get").is_some());
+        assert!(one.get(&map, "late").expect("a get").is_none());
+        assert!(map.get("late").expect("a get").is_some());
     }
 }

@@ -996,6 +996,12 @@ impl Transaction {
         Ok(commit)
     }
 
+    /// Commits, and goes on to shut other writers out until the transaction is dropped.
+    pub(crate) fn commit_and_stay(mut self) -> Result<Transaction> {
+        self.append_all()?;
+        Ok(self)
+    }
+
     /// Commits; the writes are visible when this returns, and the future resolves when they last.
     ///
     /// # Errors

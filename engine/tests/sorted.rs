@@ -214,3 +214,65 @@ fn sorted_pairs_of_two_transactions_conflict() {
     even.commit().unwrap();
     assert_eq!(map.count().unwrap(), 200);
 }
+
+/// Values that a transaction wrote to runs and then replaced, deleted, took back, or did not commit.
+#[test]
+fn values_in_runs_of_a_transaction_are_free_when_nothing_refers_to_them() {
+    for end in ["drop", "conflict", "commit", "clear", "roll back", "sorted"] {
+        let (store, map) = open(&SimDisk::new(1));
+        map.put("before", "value").unwrap();
+        let used = || {
+            (0..2).for_each(|_| store.maintain().unwrap());
+            let stat = store.stat().unwrap();
+            stat.pages - stat.free_pages
+        };
+        let before = used();
+        let options = TransactionOptions::new().memory_bytes(4 << 10);
+        let mut tx = store.begin(options).unwrap();
+        let start = tx.savepoint().unwrap();
+        for number in 0..60 {
+            let length = if number % 3 == 0 { 80_000 } else { 2_000 };
+            tx.put(&map, key(number % 7), vec![number as u8; length]).unwrap();
+        }
+        let mut expected = (0..7)
+            .map(|number| (key(number), 53 + (number + 3) % 7))
+            .collect::<Vec<_>>();
+        match end {
+            "drop" => drop(tx),
+            "conflict" => {
+                map.put(key(3), "another").unwrap();
+                assert!(tx.commit().is_err());
+            }
+            "clear" => {
+                tx.clear(&map).unwrap();
+                tx.commit().unwrap();
+            }
+            "roll back" => {
+                tx.rollback_to(&start).unwrap();
+                tx.commit().unwrap();
+            }
+            "sorted" => {
+                tx.put_sorted(&map, (0..7).map(|number| (key(number), vec![1; 3_000])))
+                    .unwrap();
+                tx.put_sorted(&map, (0..7).map(|number| (key(number), vec![2; 3_000])))
+                    .unwrap();
+                tx.commit().unwrap();
+                expected.iter_mut().for_each(|(_, with)| *with = 2);
+            }
+            _ => drop(tx.commit().unwrap()),
+        }
+        if ["commit", "sorted"].contains(&end) {
+            for (key, with) in expected {
+                assert_eq!(u32::from(map.get(key).unwrap().expect("it is there")[0]), with, "{end}");
+            }
+        }
+        common::workload::check_sound(&store).expect("a sound store");
+        map.clear().unwrap();
+        map.put("before", "value").unwrap();
+        let after = used();
+        assert!(
+            after <= before + 2,
+            "{end}: {before} pages were used, and {after} afterwards"
+        );
+    }
+}

@@ -721,9 +721,11 @@ impl Core {
         }
     }
 
-    /// Writes all layers of a transaction as one sorted run.
-    pub(crate) fn write_run(&self, layers: &[Layer]) -> Result<Root> {
-        self.write_changes(&mut NewestChanges::of_layers(self.source(), layers)?)
+    /// Writes all layers of a transaction as one sorted run. Returns its root, and the values that it does not refer to.
+    pub(crate) fn write_run(&self, layers: &[Layer]) -> Result<(Root, Vec<Extent>)> {
+        let mut changes = NewestChanges::of_layers(self.source(), layers)?;
+        let root = self.write_changes(&mut changes)?;
+        Ok((root, changes.superseded))
     }
 
     /// Writes changes as one sorted run.
@@ -739,14 +741,16 @@ impl Core {
         written.map(|(root, _)| root)
     }
 
-    /// Gives back the pages of a run that only the caller has seen, but not those of its values.
-    pub(crate) fn drop_run(&self, root: Root) -> Result<()> {
+    /// Gives back the pages of a run that only the caller has seen, and those of the values for which `is_dropped` says so.
+    pub(crate) fn drop_run(&self, root: Root, is_dropped: impl Fn(&Extent) -> bool) -> Result<()> {
         // Find all pages first: another process may take a page as soon as it is given back, and the page leads to
         // others.
         let mut found = Vec::new();
         btree::walk(self.source(), root, &mut |visit| {
-            if let btree::Visit::Page { number, pages, .. } = visit {
-                found.push((number, pages));
+            match visit {
+                btree::Visit::Page { number, pages, .. } => found.push((number, pages)),
+                btree::Visit::Extent(value) if is_dropped(&value) => found.push((value.page, value.pages())),
+                btree::Visit::Extent(_) => {}
             }
             Ok(())
         })?;

@@ -885,12 +885,13 @@ impl Transaction {
         work.dropped.truncate(mark.dropped);
         work.renamed.truncate(mark.renamed);
         let core = &self.pinned.handle.core;
+        let of_run = of_run(&work.extents);
         work.new_maps
             .drain(mark.new_maps..)
             .for_each(|id| core.catalog.discarded(id));
         for layer in work.layers.drain(mark.layer..) {
             if let Some(root) = layer.run() {
-                core.drop_run(root)?;
+                core.drop_run(root, &of_run)?;
             }
         }
         work.layers.push(Layer::new());
@@ -966,7 +967,7 @@ impl Transaction {
         let layers = self.work.layers.iter().enumerate();
         let largest = layers.max_by_key(|(_, layer)| layer.bytes());
         let (place, _) = largest.expect("what takes memory is in some layer");
-        let root = self.pinned.core().write_run(&self.work.layers[place..=place])?;
+        let (root, _) = self.pinned.core().write_run(&self.work.layers[place..=place])?;
         let additions = self.work.layers[place].become_run(root);
         if !additions.is_empty() {
             // Right above the run, and of the same savepoint.
@@ -1149,7 +1150,7 @@ impl Transaction {
             return Ok(root);
         }
         let core = self.pinned.handle.core.clone();
-        let root = core.write_run(&self.work.layers)?;
+        let (root, superseded) = core.write_run(&self.work.layers)?;
         let mut merged = Layer::new();
         let mut additions: Vec<Addition> = Vec::new();
         for mut layer in std::mem::take(&mut self.work.layers) {
@@ -1165,10 +1166,14 @@ impl Transaction {
             }
             additions = kept;
             match layer.run() {
-                Some(old) => core.drop_run(old)?,
+                // The new run has its values.
+                Some(old) => core.drop_run(old, |_| false)?,
                 None => additions.extend(layer.become_run(root)),
             }
         }
+        let of_run = of_run(&self.work.extents);
+        let needless: Vec<Extent> = superseded.into_iter().filter(|value| of_run(value)).collect();
+        core.give_back_values(&needless);
         merged.become_run(root);
         self.work.layers = vec![merged, Layer::new()];
         self.count_below();
@@ -1294,6 +1299,13 @@ impl Transaction {
     }
 }
 
+/// Says which values a run wrote itself, because they were too long for its leaves. The others are among those that the
+/// transaction wrote before.
+fn of_run(extents: &[Extent]) -> impl Fn(&Extent) -> bool + use<> {
+    let pages: HashSet<u32> = extents.iter().map(|extent| extent.page).collect();
+    move |value| !pages.contains(&value.page)
+}
+
 impl Drop for Transaction {
     fn drop(&mut self) {
         let core = &self.pinned.handle.core;
@@ -1302,9 +1314,10 @@ impl Drop for Transaction {
             return;
         }
         if !self.finished {
+            let of_run = of_run(&self.work.extents);
             for root in self.work.layers.iter().filter_map(Layer::run) {
                 // The pages are only lost until the store is opened again.
-                let _ = core.drop_run(root);
+                let _ = core.drop_run(root, &of_run);
             }
             core.give_back_values(&self.work.extents);
             // Handles of maps that were never made must not write to them.

@@ -58,6 +58,8 @@ pub(crate) struct Pairs {
     at: usize,
     /// Those that stand on the key of the pair at hand.
     behind: Vec<usize>,
+    /// The value at hand, if it was put together from parts.
+    long: Vec<u8>,
     digest: Digest,
     progress: mpsc::UnboundedSender<Progress>,
     now: Progress,
@@ -81,6 +83,7 @@ impl Pairs {
             at: 0,
             behind: (0..all.len()).collect(),
             all,
+            long: Vec::new(),
             digest: Digest::default(),
             progress,
             now: Progress {
@@ -109,7 +112,11 @@ impl Pairs {
             if !self.all[self.at].is_put() {
                 continue;
             }
-            let (key, value) = self.all[self.at].pair();
+            if matches!(self.all[self.at].current, Current::LongPut { .. }) {
+                self.long.clear();
+                self.all[self.at].pass_parts(Some(&mut self.long))?;
+            }
+            let (key, value) = self.all[self.at].pair(&self.long);
             self.digest.add(key, value);
             self.found += 1;
             if self.found.is_multiple_of(TOLD_PAIRS) {
@@ -121,7 +128,7 @@ impl Pairs {
 
     /// The pair at hand.
     pub(crate) fn pair(&self) -> (&[u8], &[u8]) {
-        self.all[self.at].pair()
+        self.all[self.at].pair(&self.long)
     }
 
     fn tell(&mut self) {
@@ -165,8 +172,10 @@ struct Changes {
     /// Where the next record begins.
     next: usize,
     current: Current,
-    /// The value that was put together from parts.
-    long: Vec<u8>,
+    /// The first part of a long value, as long as its body is at hand.
+    first_part: Range<usize>,
+    /// Bytes of its parts that come then and were not read yet.
+    left: u64,
     before: Vec<u8>,
 }
 
@@ -178,7 +187,8 @@ enum Current {
         key: Range<usize>,
         value: Range<usize>,
     },
-    /// Its parts may come from several packs.
+    /// Its parts may come from several packs. They are put together only where they are asked for: of all the long values of a
+    /// key in a chain only the last one counts.
     LongPut {
         key: Vec<u8>,
     },
@@ -196,7 +206,7 @@ impl Changes {
             place: backup.place.clone(),
         };
         backup
-            .runtime
+            .runtime()
             .spawn(source.fetch_all(export.packs.clone(), ahead, sender));
         Changes {
             number: export.number,
@@ -206,7 +216,8 @@ impl Changes {
             body: Vec::new(),
             next: 0,
             current: Current::None,
-            long: Vec::new(),
+            first_part: 0..0,
+            left: 0,
             before: Vec::new(),
         }
     }
@@ -223,10 +234,11 @@ impl Changes {
         matches!(self.current, Current::Put { .. } | Current::LongPut { .. })
     }
 
-    fn pair(&self) -> (&[u8], &[u8]) {
+    /// The change at hand; `long` is its value if that has parts.
+    fn pair<'a>(&'a self, long: &'a [u8]) -> (&'a [u8], &'a [u8]) {
         match &self.current {
             Current::Put { key, value } => (&self.body[key.clone()], &self.body[value.clone()]),
-            Current::LongPut { key } => (key, &self.long),
+            Current::LongPut { key } => (key, long),
             Current::None | Current::Delete { .. } => unreachable!("only a put has a value"),
         }
     }
@@ -249,10 +261,13 @@ impl Changes {
     }
 
     fn advance(&mut self) -> Result<()> {
+        let mut before = std::mem::take(&mut self.before);
         if let Some(key) = self.key() {
-            let key = key.to_vec();
-            self.before = key;
+            before.clear();
+            before.extend_from_slice(key);
         }
+        self.before = before;
+        self.pass_parts(None)?;
         if !self.has_more()? {
             self.current = Current::None;
             return Ok(());
@@ -264,35 +279,37 @@ impl Changes {
             let at = part.as_ptr() as usize - self.body.as_ptr() as usize;
             at..at + part.len()
         };
-        let (current, length) = match record {
-            Record::Put { key, value } => (
-                Current::Put {
-                    key: place(key),
-                    value: place(value),
-                },
-                None,
-            ),
-            Record::Delete { key } => (Current::Delete { key: place(key) }, None),
+        let current = match record {
+            Record::Put { key, value } => Current::Put {
+                key: place(key),
+                value: place(value),
+            },
+            Record::Delete { key } => Current::Delete { key: place(key) },
             Record::LongPut { key, length, part } => {
-                self.long.clear();
-                self.long.extend_from_slice(part);
-                (Current::LongPut { key: key.to_vec() }, Some(length))
+                let left = length.checked_sub(part.len() as u64);
+                (self.first_part, self.left) = (place(part), left.ok_or_else(|| self.too_long())?);
+                Current::LongPut { key: key.to_vec() }
             }
             Record::Part { .. } => return Err(self.damaged("has a part of no value")),
         };
         self.next = start + bytes;
         self.current = current;
-        if let Some(length) = length {
-            self.take_parts(length)?;
-        }
         if !self.before.is_empty() && self.key().unwrap_or_default() <= &self.before[..] {
             return Err(self.damaged("has keys that are not in order"));
         }
         Ok(())
     }
 
-    fn take_parts(&mut self, length: u64) -> Result<()> {
-        while (self.long.len() as u64) < length {
+    fn too_long(&self) -> BackupError {
+        self.damaged("has a value that is too long")
+    }
+
+    /// Goes to the end of a long value, and takes it if it is wanted.
+    fn pass_parts(&mut self, mut value: Option<&mut Vec<u8>>) -> Result<()> {
+        if let Some(value) = &mut value {
+            value.extend_from_slice(&self.body[self.first_part.clone()]);
+        }
+        while self.left > 0 {
             if !self.has_more()? {
                 return Err(self.damaged("has only a part of a value"));
             }
@@ -300,13 +317,14 @@ impl Changes {
             let Some((Record::Part { part }, bytes)) = parsed else {
                 return Err(self.damaged("has only a part of a value"));
             };
-            self.long.extend_from_slice(part);
+            let left = self.left.checked_sub(part.len() as u64);
+            if let Some(value) = &mut value {
+                value.extend_from_slice(part);
+            }
             self.next += bytes;
+            self.left = left.ok_or_else(|| self.too_long())?;
         }
-        match self.long.len() as u64 == length {
-            true => Ok(()),
-            false => Err(self.damaged("has a value that is too long")),
-        }
+        Ok(())
     }
 }
 
@@ -342,7 +360,10 @@ impl Source {
     async fn fetch(self, pack: Pack) -> Result<Fetched> {
         self.rate.wait(pack.bytes).await;
         let path = pack_path(&pack.sha256);
+        let other = || BackupError::damaged(format!("pack {} has other bytes than it was written with", pack.sha256));
         let got = match self.objects.get(&path).await {
+            // Its length could be any, and more than memory has.
+            Ok(got) if got.meta.size != pack.bytes => return Err(other()),
             Ok(got) => got.bytes().await,
             Err(error) => Err(error),
         };

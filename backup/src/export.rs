@@ -112,7 +112,7 @@ struct Checkpoints<'s> {
 
 impl<'s> Checkpoints<'s> {
     fn of(store: &'s Store, backup: &str) -> Result<Checkpoints<'s>> {
-        let prefix = format!("backup {} ", &backup[..backup.len().min(16)]);
+        let prefix = format!("backup {} ", backup.chars().take(16).collect::<String>());
         let all = store.checkpoints().list()?.into_iter();
         let kept = all
             .filter(|checkpoint| checkpoint.name.starts_with(&prefix))
@@ -190,9 +190,17 @@ impl Backup {
     ///
     /// # Errors
     /// [`BackupError::TakenMeanwhile`], [`BackupError::NotABackup`], [`BackupError::NoConditionalPut`], [`BackupError::Object`],
-    /// [`BackupError::Store`]. Call it again: it goes on where it was interrupted.
+    /// [`BackupError::Store`]. Call it again: it ends the export that was interrupted, and makes another one of what has changed since.
     pub fn export(&self, store: &Store, options: &ExportOptions, progress: &mut dyn FnMut(Progress)) -> Result<Export> {
-        self.runtime.block_on(self.export_async(store, options, progress))
+        let commit = store.snapshot()?.commit();
+        self.runtime().block_on(async {
+            let export = self.export_async(store, options, progress).await?;
+            if export.commit >= commit {
+                return Ok(export);
+            }
+            // It had been interrupted, and has the state of then.
+            self.export_async(store, options, progress).await
+        })
     }
 
     async fn export_async(
@@ -202,11 +210,19 @@ impl Backup {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Export> {
         let identity = self.claim().await?;
-        let newest = match self.numbers().await?.last() {
-            Some(&number) => Some(self.manifest(number).await?),
+        let newest_number = self.numbers().await?.last().copied();
+        let newest = match newest_number {
+            Some(number) => match self.manifest(number).await {
+                // Nothing that this one could go on from.
+                Err(BackupError::Damaged { .. }) => None,
+                newest => Some(newest?),
+            },
             None => None,
         };
-        let number = newest.as_ref().map_or(1, |newest| newest.number + 1);
+        let number = newest_number
+            .unwrap_or_default()
+            .checked_add(1)
+            .ok_or_else(|| BackupError::damaged("there is an export with the greatest number"))?;
         let checkpoints = Checkpoints::of(store, &identity.id)?;
         let base = match &newest {
             Some(newest) if !options.full => self.base(newest, options, &checkpoints).await?,
@@ -225,7 +241,7 @@ impl Backup {
         let sent = self
             .send_packs(store, (from, &checkpoint), digest, options.compression, progress)
             .await?;
-        let export = Export {
+        let mut export = Export {
             format: FORMAT,
             number,
             id: kept.id,
@@ -246,7 +262,9 @@ impl Backup {
             digest: sent.digest.to_text(),
             next_map: store.checkpoints().next_map(),
             packs: sent.packs,
+            check: String::new(),
         };
+        export.check = export.expected_check();
         let text = serde_json::to_vec_pretty(&export).expect("an export is plain data");
         // Where an answer gets lost, the object is there at the next attempt, and is ours.
         if !self.create(&export_path(number), text).await? && self.manifest(number).await?.id != export.id {
@@ -270,7 +288,7 @@ impl Backup {
         }
         let number = newest.full + parent_of(since);
         let export = match self.manifest(number).await {
-            Err(BackupError::UnknownExport { .. }) => return Ok(None),
+            Err(BackupError::UnknownExport { .. } | BackupError::Damaged { .. }) => return Ok(None),
             export => export?,
         };
         let known = checkpoints.find(number, Some(&export.id));
@@ -289,11 +307,27 @@ impl Backup {
         compression: Compression,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sent> {
-        let (bodies, mut waiting) = mpsc::channel::<Body>(WAITING);
+        let (bodies, waiting) = mpsc::channel::<Body>(WAITING);
         let (store, from, name) = (store.clone(), from.map(str::to_string), to.name.clone());
         let reader = tokio::task::spawn_blocking(move || read(&store, from.as_deref(), &name, digest, bodies));
+        let sent = self.send_bodies(waiting, to.pairs, compression, progress).await;
+        // It ends when no one waits for bodies. After that the store can be closed.
+        let digest = reader.await.expect("reading does not panic");
+        Ok(Sent {
+            packs: sent?,
+            digest: digest?,
+        })
+    }
+
+    async fn send_bodies(
+        &self,
+        mut waiting: mpsc::Receiver<Body>,
+        pairs: u64,
+        compression: Compression,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Vec<Pack>> {
         let mut now = Progress {
-            pairs: to.pairs,
+            pairs,
             ..Progress::default()
         };
         let mut packs: Vec<Option<Pack>> = Vec::new();
@@ -320,10 +354,7 @@ impl Backup {
                 }
             }
         }
-        Ok(Sent {
-            digest: reader.await.expect("reading does not panic")?,
-            packs: packs.into_iter().flatten().collect(),
-        })
+        Ok(packs.into_iter().flatten().collect())
     }
 
     fn sender(&self) -> Sender {

@@ -40,16 +40,11 @@ impl Backup {
         directory: impl AsRef<Path>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Export> {
-        let directory = directory.as_ref();
-        if duramen_io::is_occupied(directory) || directory.is_file() {
-            return Err(BackupError::Occupied {
-                directory: directory.display().to_string(),
-            });
-        }
-        let unfinished = unfinished(directory);
+        let directory = place_for(directory.as_ref())?;
+        let unfinished = unfinished(&directory);
         // What an import has left that was interrupted.
         remove(&unfinished)?;
-        let (path, target) = (unfinished.clone(), directory.to_path_buf());
+        let (path, target) = (unfinished.clone(), directory);
         let imported = self.work_on(number, progress, move |pairs, export| {
             let mut pairs = Source { pairs, failed: None };
             let built = Store::build(&path, export.commit, export.next_map, &mut pairs);
@@ -73,7 +68,7 @@ impl Backup {
         progress: &mut dyn FnMut(Progress),
         work: impl FnOnce(Pairs, &Export) -> Result<()> + Send + 'static,
     ) -> Result<Export> {
-        self.runtime.block_on(async {
+        self.runtime().block_on(async {
             let chain = self.chain(number).await?;
             let (sender, mut told) = mpsc::unbounded_channel();
             let pairs = Pairs::of(self, &chain, sender);
@@ -88,6 +83,48 @@ impl Backup {
             Ok(export)
         })
     }
+}
+
+/// The directory that a store can be renamed to, without links and dots in its name. What would fail at the end fails here.
+fn place_for(directory: &Path) -> Result<PathBuf> {
+    let doing = || format!("looking at {}", directory.display());
+    let Ok(found) = std::fs::metadata(directory) else {
+        if directory.is_symlink() {
+            return Err(occupied(directory));
+        }
+        // Without a slash at its end.
+        return Ok(directory.components().collect());
+    };
+    if !found.is_dir() || duramen_io::is_occupied(directory) {
+        return Err(occupied(directory));
+    }
+    let real = directory.canonicalize().map_err(BackupError::io(doing()))?;
+    if is_mount_point(&real).map_err(BackupError::io(doing()))? {
+        let cause = "a file system is mounted there, and no store can be renamed to that: name a directory below it";
+        return Err(BackupError::io(doing())(std::io::Error::other(cause)));
+    }
+    Ok(real)
+}
+
+fn occupied(directory: &Path) -> BackupError {
+    BackupError::Occupied {
+        directory: directory.display().to_string(),
+    }
+}
+
+#[cfg(unix)]
+fn is_mount_point(directory: &Path) -> std::io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let device = |path: &Path| std::fs::metadata(path).map(|found| found.dev());
+    match directory.parent() {
+        Some(parent) => Ok(device(parent)? != device(directory)?),
+        None => Ok(true),
+    }
+}
+
+#[cfg(not(unix))]
+fn is_mount_point(_: &Path) -> std::io::Result<bool> {
+    Ok(false)
 }
 
 /// The directory in which an import works.

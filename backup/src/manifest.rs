@@ -10,6 +10,7 @@
 
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 /// The format that this version writes.
 pub(crate) const FORMAT: u32 = 1;
@@ -52,6 +53,8 @@ pub struct Export {
     pub next_map: u32,
     /// Its packs, in the order of their keys.
     pub packs: Vec<Pack>,
+    /// The SHA-256 of everything else here, as JSON without spaces.
+    pub check: String,
 }
 
 /// What an export goes on from.
@@ -77,6 +80,16 @@ pub struct Pack {
 }
 
 impl Export {
+    /// What [`Export::check`] must be.
+    pub(crate) fn expected_check(&self) -> String {
+        let unchecked = Export {
+            check: String::new(),
+            ..self.clone()
+        };
+        let text = serde_json::to_vec(&unchecked).expect("an export is plain data");
+        Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     /// Bytes of its packs.
     pub fn bytes(&self) -> u64 {
         self.packs.iter().map(|pack| pack.bytes).sum()

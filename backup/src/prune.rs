@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio_stream::StreamExt;
 
 use crate::error::{BackupError, Result};
@@ -64,6 +64,12 @@ pub struct Pruned {
     pub kept: u64,
 }
 
+/// A pack that is as old as the grace.
+struct OldPack {
+    name: String,
+    object: ObjectMeta,
+}
+
 impl Backup {
     /// Removes the exports that a policy does not keep, and the packs that no export needs then.
     ///
@@ -71,7 +77,7 @@ impl Backup {
     /// [`BackupError::NoExports`], [`BackupError::Object`], [`BackupError::Damaged`] and [`BackupError::NewerFormat`]: when a
     /// manifest cannot be read, nothing is removed.
     pub fn prune(&self, policy: Policy, progress: &mut dyn FnMut(&Pruned)) -> Result<Pruned> {
-        self.runtime
+        self.runtime()
             .block_on(self.prune_async(policy, SystemTime::now(), progress))
     }
 
@@ -101,23 +107,35 @@ impl Backup {
             .flat_map(|export| &export.packs)
             .map(|pack| &pack.sha256[..])
             .collect();
-        for (_, path, bytes) in old_packs.iter().filter(|(name, ..)| !named.contains(&name[..])) {
-            self.delete(path).await?;
+        for old in old_packs.iter().filter(|old| !named.contains(&old.name[..])) {
+            if !self.is_as_listed(old).await? {
+                continue;
+            }
+            self.delete(&old.object.location).await?;
             pruned.packs += 1;
-            pruned.bytes += bytes;
+            pruned.bytes += old.object.size;
             progress(&pruned);
         }
         Ok(pruned)
     }
 
-    async fn packs_before(&self, time: SystemTime) -> Result<Vec<(String, Path, u64)>> {
+    /// Whether a pack was not sent again since. If it was, the export that sent it has no manifest yet.
+    async fn is_as_listed(&self, old: &OldPack) -> Result<bool> {
+        match self.objects.head(&old.object.location).await {
+            Ok(found) => Ok(found.last_modified == old.object.last_modified),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(self.failed("looking at", &old.object.location)(error)),
+        }
+    }
+
+    async fn packs_before(&self, time: SystemTime) -> Result<Vec<OldPack>> {
         let mut packs = Vec::new();
         let mut objects = self.objects.list(Some(&Path::from("packs")));
         while let Some(object) = objects.next().await {
             match object {
                 Ok(object) if SystemTime::from(object.last_modified) < time => {
                     if let Some(name) = pack_name(&object.location) {
-                        packs.push((name, object.location, object.size));
+                        packs.push(OldPack { name, object });
                     }
                 }
                 Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
@@ -142,8 +160,9 @@ impl Backup {
 /// The numbers of the exports that stay: those that the policy keeps, and all that these go on from.
 fn kept(exports: &[Export], policy: Policy, now: SystemTime) -> HashSet<u64> {
     let oldest_ms = now
-        .duration_since(UNIX_EPOCH + policy.within)
+        .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
+        .saturating_sub(policy.within)
         .as_millis() as u64;
     let newest = exports.len().saturating_sub(policy.last);
     let mut kept = HashSet::new();
@@ -188,6 +207,7 @@ mod tests {
             digest: String::new(),
             next_map: 2,
             packs: Vec::new(),
+            check: String::new(),
         }
     }
 
@@ -213,7 +233,7 @@ mod tests {
                     steps += 1;
                 };
                 let pruned = backup.prune_async(Policy::keep_last(2), later, &mut count);
-                std::panic::catch_unwind(AssertUnwindSafe(|| backup.runtime.block_on(pruned)))
+                std::panic::catch_unwind(AssertUnwindSafe(|| backup.runtime().block_on(pruned)))
             };
             let interrupted = prune(&backup, stop);
             for export in backup.list().unwrap() {
@@ -226,7 +246,7 @@ mod tests {
             let numbers: Vec<u64> = backup.list().unwrap().iter().map(|export| export.number).collect();
             // Export 8 goes on from export 7.
             assert_eq!((numbers, pruned.kept), (vec![7, 8, 9], 3));
-            let packs = backup.runtime.block_on(backup.packs_before(later)).unwrap();
+            let packs = backup.runtime().block_on(backup.packs_before(later)).unwrap();
             assert_eq!(packs.len(), 3);
             // What is left goes on.
             map.put("key", "more").unwrap();
@@ -249,14 +269,50 @@ mod tests {
         backup.export(&store, &ExportOptions::new(), &mut |_| ()).unwrap();
         let stray = PutPayload::from(vec![1; 10]);
         let path = crate::manifest::pack_path(&"a".repeat(64));
-        backup.runtime.block_on(backup.objects.put(&path, stray)).unwrap();
+        backup.runtime().block_on(backup.objects.put(&path, stray)).unwrap();
         let at = |hours: u64| {
             let now = SystemTime::now() + Duration::from_secs(hours * 60 * 60);
             let mut quiet = |_: &Pruned| ();
             let pruned = backup.prune_async(Policy::keep_last(1), now, &mut quiet);
-            backup.runtime.block_on(pruned).unwrap().packs
+            backup.runtime().block_on(pruned).unwrap().packs
         };
         assert_eq!([at(0), at(23), at(25), at(25)], [0, 0, 1, 0]);
+    }
+
+    /// An export that is under way sends an old pack again. Its manifest comes after the packs were listed and looked at.
+    #[test]
+    fn a_pack_that_is_sent_again_beside_a_prune_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = duramen::Store::open(directory.path()).unwrap();
+        let map = store.map("map").unwrap();
+        let backup = Backup::over(Arc::new(InMemory::new()), "memory").unwrap();
+        for value in ["one", "two"] {
+            map.put("key", value).unwrap();
+            let full = ExportOptions::new().full(true);
+            backup.export(&store, &full, &mut |_| ()).unwrap();
+        }
+        let path = crate::manifest::pack_path(&backup.list().unwrap()[0].packs[0].sha256);
+        let runtime = backup.runtime().handle();
+        let again = || {
+            let got = runtime.block_on(backup.read(&path)).unwrap();
+            runtime
+                .block_on(backup.objects.put(&path, PutPayload::from(got)))
+                .unwrap();
+        };
+        let mut send = |now: &Pruned| {
+            if now.exports == [1] && now.packs == 0 {
+                std::thread::scope(|scope| scope.spawn(again).join().unwrap());
+            }
+        };
+        let later = SystemTime::now() + Duration::from_secs(48 * 60 * 60);
+        let mut prune = |send: &mut dyn FnMut(&Pruned)| {
+            let pruned = backup.prune_async(Policy::keep_last(1), later, send);
+            runtime.block_on(pruned).unwrap()
+        };
+        let pruned = prune(&mut send);
+        assert_eq!((&pruned.exports[..], pruned.packs), (&[1][..], 0));
+        runtime.block_on(backup.objects.head(&path)).unwrap();
+        assert_eq!(prune(&mut |_| ()).packs, 1);
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::rate::Rate;
 /// Threads for transfers.
 const THREADS: usize = 2;
 const IDENTITY: &str = "backup.json";
+/// How long a pack may take on a slow line. The default of `object_store` is half a minute.
+const TIMEOUT: &str = "10m";
 
 /// A place with a backup, or for one.
 ///
@@ -25,7 +27,8 @@ const IDENTITY: &str = "backup.json";
 pub struct Backup {
     pub(crate) objects: Arc<dyn ObjectStore>,
     pub(crate) place: String,
-    pub(crate) runtime: Runtime,
+    /// `None` only while it is dropped.
+    runtime: Option<Runtime>,
     pub(crate) rate: Arc<Rate>,
     pub(crate) parallel: usize,
 }
@@ -38,7 +41,15 @@ impl Backup {
     /// # Errors
     /// [`BackupError::Place`], [`BackupError::Io`].
     pub fn open(place: &str) -> Result<Backup> {
-        Backup::open_with(place, std::env::vars())
+        // Others, such as TOKEN or TIMEOUT, are of other programs; and what is no text is of no setting.
+        let ours = std::env::vars_os().filter_map(|(name, value)| {
+            let name = name.into_string().ok()?.to_ascii_lowercase();
+            let is_ours = ["aws_", "azure_", "google_", "allow_http"]
+                .iter()
+                .any(|ours| name.starts_with(ours));
+            Some((name, value.into_string().ok()?)).filter(|_| is_ours)
+        });
+        Backup::open_with(place, ours)
     }
 
     /// As [`Backup::open`], with settings instead of the environment; their names are those of the environment.
@@ -66,15 +77,17 @@ impl Backup {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let settings = settings
             .into_iter()
-            .map(|(name, value)| (name.into().to_ascii_lowercase(), value));
-        let parsed = object_store::parse_url_opts(&url, settings);
+            .map(|(name, value)| (name.into().to_ascii_lowercase(), value.into()));
+        // What comes later counts.
+        let patient = std::iter::once(("timeout".to_string(), TIMEOUT.to_string()));
+        let parsed = object_store::parse_url_opts(&url, patient.chain(settings));
         let (objects, folder) = parsed.map_err(|error| wrong(error.to_string()))?;
         Backup::over(Arc::new(PrefixStore::new(objects, folder)), place)
     }
 
     fn in_directory(path: &std::path::Path) -> Result<Backup> {
         let shown = path.display().to_string();
-        std::fs::create_dir_all(path).map_err(BackupError::io(format!("creating {shown}")))?;
+        create_all(path).map_err(BackupError::io(format!("creating {shown}")))?;
         let objects = LocalFileSystem::new_with_prefix(path).map_err(|error| BackupError::Place {
             place: shown.clone(),
             cause: error.to_string(),
@@ -96,7 +109,7 @@ impl Backup {
         Ok(Backup {
             objects,
             place: place.into(),
-            runtime,
+            runtime: Some(runtime),
             rate: Arc::default(),
             parallel: 4,
         })
@@ -114,6 +127,10 @@ impl Backup {
         self
     }
 
+    pub(crate) fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it goes only when the backup is dropped")
+    }
+
     /// The object store, and in it the folder of the backup.
     pub fn objects(&self) -> Arc<dyn ObjectStore> {
         self.objects.clone()
@@ -129,7 +146,7 @@ impl Backup {
     /// # Errors
     /// [`BackupError::NotABackup`], [`BackupError::Object`], [`BackupError::Damaged`], [`BackupError::NewerFormat`].
     pub fn list(&self) -> Result<Vec<Export>> {
-        self.runtime.block_on(async {
+        self.runtime().block_on(async {
             self.identity().await?;
             self.exports().await
         })
@@ -258,11 +275,37 @@ impl Backup {
         if export.number != number {
             return Err(BackupError::damaged(format!("{path} is export {}", export.number)));
         }
+        if export.check != export.expected_check() || export.full > number {
+            return Err(BackupError::damaged(format!(
+                "{path} has other values than it was written with"
+            )));
+        }
         Ok(export)
     }
 
     pub(crate) fn failed(&self, doing: &str, path: &Path) -> impl FnOnce(object_store::Error) -> BackupError {
         BackupError::object(format!("{doing} {path} at {}", self.place))
+    }
+}
+
+/// Creates a directory and those above it that are missing, so that their names survive power loss.
+fn create_all(path: &std::path::Path) -> std::io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    match path.parent() {
+        Some(parent) if parent != std::path::Path::new("") => create_all(parent)?,
+        _ => {}
+    }
+    duramen_io::create_directory(path)
+}
+
+impl Drop for Backup {
+    /// Waits for nothing, so that it can be called in a runtime too.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 

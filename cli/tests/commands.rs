@@ -508,3 +508,32 @@ fn backups_are_exported_verified_imported_and_pruned() {
     assert_eq!(scratch.run(&["import", "backup", "copy-2"]).code, 5);
     assert!(!scratch.path("copy-2").exists());
 }
+
+/// What was committed while the place could not be reached is exported as well, though the store is not changed any more.
+#[test]
+fn a_backup_that_follows_exports_what_came_while_it_failed() {
+    let scratch = shop();
+    scratch.done(&["export", "shop", "backup"]);
+    let packs = scratch.path("backup").join("packs");
+    std::fs::rename(&packs, scratch.path("away")).unwrap();
+    std::fs::write(&packs, "in the way").unwrap();
+    scratch.done(&["put", "shop", "apples", "1", "--map", "stock"]);
+    // Its checkpoint is made, and its pack cannot be sent.
+    assert_eq!(scratch.run(&["backup", "shop", "backup"]).code, 3);
+    scratch.done(&["put", "shop", "apples", "2", "--map", "stock"]);
+    std::fs::remove_file(&packs).unwrap();
+    std::fs::rename(scratch.path("away"), &packs).unwrap();
+    let mut command = scratch.command(env!("CARGO_BIN_EXE_duramen"));
+    let mut follow = command
+        .args(["backup", "shop", "backup", "--follow", "--every", "1s"])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    follow.kill().unwrap();
+    follow.wait().unwrap();
+    // The interrupted one, and one with the rest: and no more, for nothing changes.
+    assert_eq!(scratch.done(&["exports", "backup"]).text().lines().count(), 3);
+    scratch.done(&["import", "backup", "copy"]);
+    assert_eq!(scratch.done(&["get", "copy", "apples", "--map", "stock"]).text(), "2\n");
+}

@@ -156,7 +156,7 @@ impl Export {
     }
 }
 
-fn export(place: &Place, store: &duramen::Store, options: &ExportOptions, output: &mut Output) -> Outcome<()> {
+fn export(place: &Place, store: &duramen::Store, options: &ExportOptions, output: &mut Output) -> Outcome<Exported> {
     let mut meter = Meter::new("exporting", "changes");
     let mut last = Progress::default();
     let exported = place.export(store, options, &mut |now| {
@@ -176,7 +176,7 @@ fn export(place: &Place, store: &duramen::Store, options: &ExportOptions, output
             counted(exported.packs.len() as u64, "pack"),
         ));
     }
-    Ok(())
+    Ok(exported)
 }
 
 /// Make a store of an export
@@ -364,15 +364,16 @@ impl Backup {
         let mut shown = None;
         loop {
             let begun = Instant::now();
-            let commit = store.snapshot()?.commit();
             // An export of nothing new would be one more to read.
-            let done = match shown == Some(commit) {
+            let done = match shown == Some(store.snapshot()?.commit()) {
                 true => Ok(()),
-                false => export(&place, &store, &options, output)
-                    .and_then(|()| policy.map_or(Ok(()), |policy| prune(&place, policy, output))),
+                false => export(&place, &store, &options, output).and_then(|exported| {
+                    shown = Some(exported.commit);
+                    policy.map_or(Ok(()), |policy| prune(&place, policy, output))
+                }),
             };
             match done {
-                Ok(()) => shown = Some(store.snapshot()?.commit()).filter(|&now| now == commit),
+                Ok(()) => {}
                 Err(failure) if !self.follow || failure.is_broken_pipe || failure.exit == Exit::Reopen => {
                     return Err(failure);
                 }

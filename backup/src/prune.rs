@@ -305,7 +305,7 @@ mod tests {
             }
         };
         let later = SystemTime::now() + Duration::from_secs(48 * 60 * 60);
-        let mut prune = |send: &mut dyn FnMut(&Pruned)| {
+        let prune = |send: &mut dyn FnMut(&Pruned)| {
             let pruned = backup.prune_async(Policy::keep_last(1), later, send);
             runtime.block_on(pruned).unwrap()
         };

@@ -54,8 +54,8 @@ const RESTORE_EXAMPLES: &str = r"Examples:
     $ duramen checkpoint restore shop present --json
 
 It is one commit. Afterwards every process that has the store open must open it again: its calls
-fail until then. A server ends: start it again. Offsets of topics, revisions of trees and numbers of appends go on above the
-highest so far. All checkpoints stay.";
+fail until then. A server ends: start it again. Offsets of topics, revisions of trees and numbers
+of appends go on above the highest so far. All checkpoints stay.";
 
 const DROP_EXAMPLES: &str = r"Examples:
   Drop one, or all but the newest three:

@@ -19,7 +19,7 @@ Exit codes:
   3  nothing is wrong, try again: another process has the store to itself, or a conflict
   4  no space left; nothing was lost
   5  damaged: the store, or the dump to be loaded, is not what was written
-  6  the store stopped after an input/output error: run the command again, look at the disk
+  6  the store stopped: after an input/output error, look at the disk; after a restore, run it again
   7  the store, or a snapshot of it, was closed meanwhile
   8  a write with an unknown outcome: it may be lost in a power cut, or the server did not answer";
 

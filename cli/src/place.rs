@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Command};
+use clap::{Arg, Args, Command};
 use duramen::{Options, Store};
 use duramen_client::{Client, Error, ErrorKind, Group, TlsOptions, Topic};
 use tokio::runtime::{Builder, Runtime};
@@ -105,7 +105,20 @@ fn without_directory(command: Command) -> Command {
     command.mut_subcommands(without_directory)
 }
 
+/// Hides an option for a server, for a command that refuses servers with advice.
+pub fn hide_server(argument: Arg) -> Arg {
+    match argument.get_help_heading() {
+        Some(HEADING) => argument.hide(true),
+        _ => argument,
+    }
+}
+
 impl PlaceArguments {
+    /// Returns the directory; `None`: the place is a server.
+    pub fn directory_only(&self) -> Option<&StoreArguments> {
+        self.server.server.is_none().then_some(&self.store)
+    }
+
     /// Opens the place for reading; nothing in a directory changes.
     pub fn open_to_read(&self) -> Outcome<Place> {
         self.open(StoreArguments::open_to_read)
@@ -246,6 +259,7 @@ fn failure(place: &str, error: Error) -> Failure {
         (_, "MAP_NOT_FOUND") => "`duramen maps --server PLACE` lists the maps",
         (_, "TREE_NOT_FOUND") => "`duramen tree list --server PLACE` lists the trees",
         (_, "TOPIC_NOT_FOUND") => "`duramen topics --server PLACE` lists the topics",
+        (_, "CHECKPOINT_NOT_FOUND") => "`duramen checkpoint list --server PLACE` lists the checkpoints",
         (_, "GROUP_NOT_FOUND") => "`duramen groups --server PLACE TOPIC` lists the groups",
         (ErrorKind::Unavailable | ErrorKind::DeadlineExceeded, _) => {
             "`duramen health --server PLACE` tells whether it serves; correct the place, or start `duramen serve`"

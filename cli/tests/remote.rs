@@ -300,6 +300,71 @@ fn a_store_is_looked_after_through_its_server() {
 }
 
 #[test]
+fn checkpoints_are_kept_and_dropped_through_a_server() {
+    let scratch = Scratch::new();
+    scratch.done(&["put", "shop", "apples", "12", "--map", "stock"]);
+    let mut server = Server::start(&scratch.path("shop"));
+    let place = server.place.clone();
+    let far = |(code, action, rest): (i32, &str, &[&str])| {
+        let ended = scratch.run(&[&["checkpoint", action, "--server", &place], rest].concat());
+        assert_eq!(ended.code, code, "{action} {rest:?}: {}", ended.stderr);
+        ended
+    };
+    let near = |(action, rest): (&str, &[&str])| scratch.run(&[&["checkpoint", action, "shop"], rest].concat());
+    let made = far((0, "create", &["monday", "--metadata", "offset 7", "--json"]));
+    assert_eq!(made.json()[0]["metadata"], "offset 7");
+    assert!(made.json()[0].get("bytes_alone").is_none());
+    scratch.done(&["put", "shop", "apples", "3", "--map", "stock"]);
+    far((0, "create", &["tuesday"]));
+    let again = far((2, "create", &["monday"]));
+    assert!(again.stderr.contains("drop that one first"), "{}", again.stderr);
+
+    // Equal output, and equal exit codes.
+    for (code, action, rest) in [
+        (0, "list", &[][..]),
+        (0, "list", &["--json"]),
+        (0, "show", &["monday", "--json"]),
+        (1, "show", &["never"]),
+        (0, "diff", &["monday", "tuesday"]),
+        (0, "diff", &["monday", "tuesday", "--json"]),
+        (0, "diff", &["monday", "tuesday", "--keys-only"]),
+        (0, "diff", &["monday", "tuesday", "--keys-only", "--json"]),
+        (2, "diff", &["monday", "never"]),
+        (1, "drop", &["never"]),
+    ] {
+        let (there, here) = (far((code, action, rest)), near((action, rest)));
+        assert_eq!(here.code, code, "{action} {rest:?}: {}", here.stderr);
+        // Ages in the table differ when a second passes in between.
+        if rest.is_empty() {
+            assert_eq!(there.text().lines().count(), here.text().lines().count());
+        } else {
+            assert_eq!(there.text(), here.text(), "{action} {rest:?}");
+        }
+    }
+
+    let refused = far((2, "restore", &["monday"]));
+    assert!(
+        refused
+            .stderr
+            .contains("run `duramen checkpoint restore DIR monday` on the directory"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(scratch.done(&["get", "shop", "apples"]).text(), "3\n");
+    // The server ends by itself when another process restores its store.
+    scratch.done(&["checkpoint", "restore", "shop", "monday"]);
+    assert_eq!(server.process.wait().unwrap().code(), Some(6));
+
+    let server = Server::start(&scratch.path("shop"));
+    let at = |rest: &[&str]| scratch.done(&[rest, &["--server", &server.place]].concat());
+    assert_eq!(at(&["get", "apples"]).text(), "12\n");
+    let dropped = at(&["checkpoint", "drop", "--keep-last", "1", "--json"]);
+    assert_eq!(dropped.json()[0]["dropped"], 1);
+    at(&["checkpoint", "drop", "tuesday"]);
+    assert_eq!(at(&["checkpoint", "list"]).text(), "");
+}
+
+#[test]
 fn a_subscriber_goes_on_when_the_server_comes_back() {
     let scratch = Scratch::new();
     let socket = scratch.path("socket").display().to_string();

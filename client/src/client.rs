@@ -11,16 +11,19 @@ use duramen_proto::v1::transactions_client::TransactionsClient;
 use duramen_proto::v1::trees_client::TreesClient;
 use duramen_proto::v1::watch_client::WatchClient;
 use duramen_proto::v1::{
-    Acknowledge, CheckRequest, CheckResponse, CompactRequest, CompactResponse, ConfigureMapRequest, CopyRequest,
-    CopyResponse, CreateMapRequest, CreateTopicRequest, CreateTreeRequest, DeleteTreeRequest, DropMapRequest,
-    KeepChanges, ListMapsRequest, ListTopicsRequest, ListTreesRequest, RenameMapRequest, StatisticsRequest,
-    StatisticsResponse, TopicOptions,
+    Acknowledge, CheckRequest, CheckResponse, Checkpoint, CompactRequest, CompactResponse, ConfigureMapRequest,
+    CopyRequest, CopyResponse, CreateCheckpointRequest, CreateMapRequest, CreateTopicRequest, CreateTreeRequest,
+    DeleteTreeRequest, DiffCheckpointsRequest, DropCheckpointRequest, DropMapRequest, GetCheckpointRequest,
+    KeepChanges, KeepLastCheckpointsRequest, ListCheckpointsRequest, ListMapsRequest, ListTopicsRequest,
+    ListTreesRequest, RenameMapRequest, StatisticsRequest, StatisticsResponse, TopicOptions,
 };
+use prost::bytes::Bytes;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 
 use crate::call::{Effect, Pool};
+use crate::differences::Differences;
 use crate::error::{Error, ErrorKind, Result};
 use crate::map::Map;
 use crate::options::WriteOptions;
@@ -359,6 +362,97 @@ impl Client {
     pub async fn copy(&self, name: &str) -> Result<CopyResponse> {
         let request = CopyRequest { name: name.into() };
         self.pool.call(Effect::WriteOnce, request, send!(admin.copy)).await
+    }
+
+    /// Keeps the present state of the store under a name of at most 255 bytes, with at most 4 KiB of metadata. The checkpoint, and
+    /// every commit that was acknowledged before the call, survive a power cut when the call returns. The call is not repeated
+    /// once the client has sent it.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when a checkpoint has the name; `UnknownOutcome` when the answer did not arrive: [`Client::checkpoint`]
+    /// tells whether the checkpoint was made.
+    pub async fn create_checkpoint(&self, name: &str, metadata: impl Into<Bytes>) -> Result<Checkpoint> {
+        let request = CreateCheckpointRequest {
+            name: name.into(),
+            metadata: metadata.into(),
+        };
+        let created = self
+            .pool
+            .call(Effect::WriteOnce, request, send!(admin.create_checkpoint));
+        created.await?.checkpoint.ok_or_else(Error::bad_response)
+    }
+
+    /// The checkpoints, in the order in which they were made, with the bytes that only each of them holds.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn checkpoints(&self) -> Result<Vec<Checkpoint>> {
+        let mut checkpoints: Vec<Checkpoint> = Vec::new();
+        loop {
+            let request = ListCheckpointsRequest {
+                with_bytes_alone: true,
+                after: checkpoints.last().map_or(0, |last| last.number),
+                limit: 0,
+            };
+            let page = self.read(request, send!(admin.list_checkpoints)).await?;
+            // An empty page that promises more would repeat itself.
+            let has_more = page.has_more && !page.checkpoints.is_empty();
+            checkpoints.extend(page.checkpoints);
+            if !has_more {
+                return Ok(checkpoints);
+            }
+        }
+    }
+
+    /// A checkpoint, with the bytes that only it holds.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn checkpoint(&self, name: &str) -> Result<Checkpoint> {
+        let request = GetCheckpointRequest {
+            name: name.into(),
+            with_bytes_alone: true,
+        };
+        let found = self.read(request, send!(admin.get_checkpoint)).await?;
+        found.checkpoint.ok_or_else(Error::bad_response)
+    }
+
+    /// Drops a checkpoint. The call is not repeated once the client has sent it: a checkpoint that was made meanwhile may have the
+    /// name.
+    ///
+    /// # Errors
+    /// `NotFound`; `UnknownOutcome` when the answer did not arrive.
+    pub async fn drop_checkpoint(&self, name: &str) -> Result<()> {
+        let request = DropCheckpointRequest { name: name.into() };
+        let dropped = self.pool.call(Effect::WriteOnce, request, send!(admin.drop_checkpoint));
+        dropped.await.map(drop)
+    }
+
+    /// Drops all checkpoints but the newest `count`, at once. Returns how many it dropped. The call is not repeated once the client
+    /// has sent it.
+    ///
+    /// # Errors
+    /// `UnknownOutcome` when the answer did not arrive.
+    pub async fn keep_last_checkpoints(&self, count: u64) -> Result<u64> {
+        let request = KeepLastCheckpointsRequest { count };
+        let kept = self
+            .pool
+            .call(Effect::WriteOnce, request, send!(admin.keep_last_checkpoints));
+        Ok(kept.await?.dropped)
+    }
+
+    /// Compares two checkpoints: the pairs of maps that differ, in the order of maps and keys. With `keys_only`, the values are empty.
+    ///
+    /// # Errors
+    /// [`Error`]; the stream ends with `NotFound` when there is no such checkpoint.
+    pub async fn diff_checkpoints(&self, from: &str, to: &str, keys_only: bool) -> Result<Differences> {
+        let request = DiffCheckpointsRequest {
+            from: from.into(),
+            to: to.into(),
+            keys_only,
+        };
+        let responses = self.open(request, send!(admin.diff_checkpoints)).await?;
+        Ok(Differences::new(responses))
     }
 
     pub(crate) fn options(&self) -> &WriteOptions {

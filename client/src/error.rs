@@ -130,7 +130,8 @@ impl Failure {
             error.message = format!("the connection broke: {}", chain(status));
         }
         // A server that stops has done nothing for the request.
-        let was_sent = !is_connect_error(status) && error.reason != "STOPPING";
+        let stops = matches!(&error.reason[..], "STOPPING" | "STORE_RESTORED");
+        let was_sent = !is_connect_error(status) && !stops;
         let is_unknown = was_sent && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::UnknownOutcome);
         Failure {
             error,

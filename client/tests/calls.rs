@@ -281,6 +281,84 @@ fn a_store_is_described_checked_compacted_and_copied() {
 }
 
 #[test]
+fn checkpoints_are_kept_compared_and_dropped() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    run(async {
+        let client = client(&server);
+        client.create_map("m").await.unwrap();
+        client.map("m").put("k", "1").await.unwrap();
+        let made = client.create_checkpoint("one", "offset 7").await.unwrap();
+        assert_eq!((made.number, &made.metadata[..]), (1, &b"offset 7"[..]));
+        let again = client.create_checkpoint("one", "").await.unwrap_err();
+        assert_eq!(
+            (again.kind, &again.reason[..]),
+            (ErrorKind::AlreadyExists, "CHECKPOINT_EXISTS")
+        );
+        client.map("m").put("k", "2").await.unwrap();
+        client.create_checkpoint("two", "").await.unwrap();
+        let found = client.checkpoint("one").await.unwrap();
+        assert!(found.bytes_alone > Some(0));
+        let listed = client.checkpoints().await.unwrap();
+        assert_eq!((listed.len(), &listed[0], &listed[1].name[..]), (2, &found, "two"));
+
+        let mut differences = client.diff_checkpoints("one", "two", false).await.unwrap();
+        let pair = differences.next().await.unwrap().unwrap();
+        assert_eq!((&pair.map[..], &pair.key[..]), ("m", &b"k"[..]));
+        assert_eq!(
+            (pair.old.as_deref(), pair.new.as_deref()),
+            (Some(&b"1"[..]), Some(&b"2"[..]))
+        );
+        assert!(differences.next().await.is_none());
+        let mut unknown = client.diff_checkpoints("one", "never", true).await.unwrap();
+        let refused = unknown.next().await.unwrap().unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::NotFound);
+        assert!(unknown.next().await.is_none());
+
+        assert_eq!(client.keep_last_checkpoints(1).await.unwrap(), 1);
+        client.drop_checkpoint("two").await.unwrap();
+        let gone = client.drop_checkpoint("two").await.unwrap_err();
+        assert_eq!(gone.reason, "CHECKPOINT_NOT_FOUND");
+        assert_eq!(client.checkpoint("two").await.unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(client.checkpoints().await.unwrap(), []);
+    });
+    server.stop().unwrap();
+}
+
+/// Until the server ends, a call repeats itself: then it comes to the next server.
+#[test]
+fn a_call_outlasts_a_restore_of_the_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    let port = server.listening().tcp.unwrap().port();
+    run(async {
+        let client = client(&server);
+        client.create_map("m").await.unwrap();
+        client.map("m").put("k", "1").await.unwrap();
+        client.create_checkpoint("one", "").await.unwrap();
+        client.map("m").put("k", "2").await.unwrap();
+        let store = duramen::Store::open(directory.path().join("store")).unwrap();
+        duramen_server::restore(&store, "one").unwrap();
+        store.close().unwrap();
+        let path = directory.path().to_path_buf();
+        let restarted = tokio::task::spawn_blocking(move || {
+            assert!(matches!(
+                server.stop(),
+                Err(duramen_server::ServeError::Restored { .. })
+            ));
+            serve_on(&path, &format!("127.0.0.1:{port}"), &[])
+        });
+        let (read, restarted) = tokio::join!(async { client.map("m").get("k").await }, restarted);
+        assert_eq!(read.unwrap().as_deref(), Some(&b"1"[..]));
+        let created = client.create_checkpoint("two", "").await.unwrap();
+        assert_eq!(created.name, "two");
+        tokio::task::spawn_blocking(move || restarted.unwrap().stop().unwrap())
+            .await
+            .unwrap();
+    });
+}
+
+#[test]
 fn long_values_come_and_go_in_parts() {
     let directory = tempfile::tempdir().unwrap();
     let server = serve(directory.path());

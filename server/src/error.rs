@@ -44,6 +44,17 @@ pub fn stopping() -> Status {
     with_retry(Code::Unavailable, "STOPPING", message, Duration::from_millis(200))
 }
 
+/// Another process put the store back to a checkpoint, so the server ends. It did nothing for the request.
+fn restored() -> Status {
+    let message = "the store was put back to a checkpoint, so this server ends; start it again, and repeat the request";
+    with_retry(Code::Unavailable, "STORE_RESTORED", message, Duration::from_millis(200))
+}
+
+/// Whether the store was put back to a checkpoint since the server opened it.
+pub fn is_of_a_restore(error: &Error) -> bool {
+    matches!(error.reason(), Reason::Restored)
+}
+
 /// The server stopped before it knew the outcome of a request.
 pub fn unanswered() -> Status {
     let message = "the server stopped before it could answer; what was requested may have happened";
@@ -88,6 +99,7 @@ pub fn failed(error: &Error) -> Status {
         Kind::Retry => with_retry(Code::Unavailable, "BUSY", message, Duration::from_millis(100)),
         Kind::MakeSpace => status(Code::ResourceExhausted, "NO_SPACE", message),
         Kind::Damaged => status(Code::DataLoss, "DAMAGED", message),
+        Kind::Reopen if is_of_a_restore(error) => restored(),
         Kind::Reopen => status(Code::Internal, "STORE_STOPPED", message),
         Kind::Closed => match error.reason() {
             Reason::SnapshotEnded => status(Code::Aborted, "SNAPSHOT_ENDED", message),

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use duramen::topic::TopicsOptions;
-use duramen::{Durability, Options, Store};
+use duramen::{Durability, Kind, Options, Store};
 use duramen_proto::DESCRIPTORS;
 use duramen_proto::v1::admin_server::AdminServer;
 use duramen_proto::v1::maps_server::MapsServer;
@@ -34,6 +34,7 @@ use tonic_health::server::HealthReporter;
 use crate::command::{Applier, Kept, Sessions};
 use crate::config::Config;
 use crate::connection::{Accepted, register_all};
+use crate::error::is_of_a_restore;
 use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
 use crate::metrics::{self, Sources};
 use crate::pages::Pages;
@@ -60,6 +61,8 @@ const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// How often a quiet connection is asked whether it is alive, and how long the answer may take.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
 const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(20);
+/// How often the server looks whether its store has stopped, or was put back to a checkpoint.
+const LOOK_AT_STORE: Duration = Duration::from_millis(100);
 
 /// Why a server did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +74,12 @@ pub enum ServeError {
         directory: PathBuf,
         /// What is wrong.
         error: duramen::Error,
+    },
+    /// Another process put the store back to a checkpoint while the server had it open.
+    #[error("the store in {directory} was put back to a checkpoint, so this server ended; start it again")]
+    Restored {
+        /// Its directory.
+        directory: PathBuf,
     },
     /// The data directory.
     #[error("the data directory {directory} cannot be made: {error}; name another one with --data-dir")]
@@ -118,6 +127,8 @@ pub struct Running {
     health: HealthReporter,
     ends: watch::Sender<bool>,
     closes: watch::Sender<bool>,
+    /// Whether the store was put back to a checkpoint.
+    restored: watch::Receiver<bool>,
     threads: Vec<thread::JoinHandle<()>>,
     grace: Duration,
     directory: PathBuf,
@@ -209,7 +220,8 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         methods,
         calls,
     };
-    let pages = state.clone();
+    let (restores, restored) = watch::channel(false);
+    let (pages, health_of_store) = (state.clone(), health.clone());
     let thread = thread::Builder::new().name("accept".into()).spawn(move || {
         accepting.block_on(async {
             let mut closing = closing;
@@ -220,6 +232,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
                 () = end_old_listings(&pages) => {}
                 () = end_expired(&pages) => {}
                 () = tend(&pages) => {}
+                () = watch_store(&pages.store, &health_of_store, &restores) => {}
                 _ = closing.wait_for(|closing| *closing) => {}
             }
         });
@@ -240,6 +253,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         health,
         ends,
         closes,
+        restored,
         threads,
         grace: config.grace,
         directory: config.data_dir.clone(),
@@ -254,11 +268,22 @@ impl Running {
         &self.listening
     }
 
+    /// Returns when another process has put the store back to a checkpoint. All calls fail from then on: stop the server, and start
+    /// another one.
+    pub fn restored(&self) -> impl Future<Output = ()> + use<> {
+        let mut restored = self.restored.clone();
+        async move {
+            if restored.wait_for(|restored| *restored).await.is_err() {
+                std::future::pending().await
+            }
+        }
+    }
+
     /// Ends the server: it refuses new requests, ends streams, lets calls end, writes all to the device, and closes the
     /// store. A client that does not let its calls end holds this up for the time of `grace_seconds`, twice at most.
     ///
     /// # Errors
-    /// Those of closing the store.
+    /// Those of closing the store. [`ServeError::Restored`]: another process put it back to a checkpoint.
     pub fn stop(self) -> Result<(), ServeError> {
         let grace = self.grace;
         tracing::info!(grace_seconds = grace.as_secs(), "server stops");
@@ -278,6 +303,13 @@ impl Running {
         }
         drop(self.state);
         let synced = self.store.sync();
+        if synced.as_ref().is_err_and(is_of_a_restore) {
+            // The restore made all commits before it durable.
+            let _ = self.store.close();
+            tracing::error!("server stopped, because its store was put back to a checkpoint; start it again");
+            let directory = self.directory;
+            return Err(ServeError::Restored { directory });
+        }
         let closed = synced.and_then(|()| self.store.close());
         match &closed {
             Ok(()) => tracing::info!("server stopped"),
@@ -319,6 +351,27 @@ fn listen_for_scrapes(address: SocketAddr) -> Result<metrics::Listener, ServeErr
         error,
         cure: "name a free port of this machine with --metrics-listen",
     })
+}
+
+/// Looks at the store until the server ends. A store that has stopped makes the server unhealthy. One restore is reported, because
+/// the server cannot go on after it.
+async fn watch_store(store: &Store, health: &HealthReporter, restores: &watch::Sender<bool>) {
+    let mut is_healthy = true;
+    loop {
+        tokio::time::sleep(LOOK_AT_STORE).await;
+        // The name makes no difference: the lookup fails when the store is not open any more.
+        let looked = store.maps().get("any");
+        let Some(error) = looked.err().filter(|error| error.kind() == Kind::Reopen) else {
+            continue;
+        };
+        if is_healthy {
+            set_health(health, ServingStatus::NotServing).await;
+            is_healthy = false;
+        }
+        if is_of_a_restore(&error) && !restores.send_replace(true) {
+            tracing::error!("another process put the store back to a checkpoint, so the server ends");
+        }
+    }
 }
 
 /// Ends listings whose next page was not requested in time.

@@ -32,22 +32,26 @@ impl Signals {
         })
     }
 
-    /// Waits for a signal. The next one ends the process at once.
-    pub fn wait_for_end(mut self) {
-        self.wait();
+    /// Waits for a signal, or for `other`. The next signal ends the process at once.
+    pub fn wait_for_end_or(mut self, other: impl Future<Output = ()>) {
+        self.runtime.block_on(async {
+            tokio::select! {
+                () = signalled(&mut self.terminate, &mut self.interrupt) => {}
+                () = other => {}
+            }
+        });
         thread::spawn(move || {
-            self.wait();
+            self.runtime
+                .block_on(signalled(&mut self.terminate, &mut self.interrupt));
             process::exit(130);
         });
     }
+}
 
-    fn wait(&mut self) {
-        self.runtime.block_on(async {
-            tokio::select! {
-                _ = self.terminate.recv() => {}
-                _ = self.interrupt.recv() => {}
-            }
-        });
+async fn signalled(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
 }
 

@@ -1,15 +1,17 @@
 //! `duramen checkpoint`: keeps states of a store by name, lists them, puts the store back to one, and drops them.
 
 use std::io::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
-use duramen::{Checkpoint as Kept, Difference, Store};
+use duramen::Store;
+use duramen_client::Bytes;
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::opening::{NotationArguments, StoreArguments};
+use crate::opening::NotationArguments;
 use crate::output::{Output, say};
+use crate::place::{Place, PlaceArguments, Server, hide_server};
 use crate::text::{Notation, bytes, counted};
 
 const EXAMPLES: &str = r"Examples:
@@ -52,8 +54,8 @@ const RESTORE_EXAMPLES: &str = r"Examples:
     $ duramen checkpoint restore shop present --json
 
 It is one commit. Afterwards every process that has the store open must open it again: its calls
-fail until then. Offsets of topics, revisions of trees and numbers of appends go on above the
-highest so far. All checkpoints stay.";
+fail until then. A server ends: start it again. Offsets of topics, revisions of trees and numbers
+of appends go on above the highest so far. All checkpoints stay.";
 
 const DROP_EXAMPLES: &str = r"Examples:
   Drop one, or all but the newest three:
@@ -74,7 +76,7 @@ enum Action {
     #[command(after_help = CREATE_EXAMPLES)]
     Create {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
         /// Its name
         name: String,
         /// What to store with it
@@ -85,13 +87,13 @@ enum Action {
     #[command(after_help = LIST_EXAMPLES)]
     List {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
     },
     /// Show a checkpoint
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
         /// Its name
         name: String,
     },
@@ -99,7 +101,7 @@ enum Action {
     #[command(after_help = DIFF_EXAMPLES)]
     Diff {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
         /// The name of the first one
         from: String,
         /// The name of the second one
@@ -111,10 +113,10 @@ enum Action {
         notation: NotationArguments,
     },
     /// Put the store back to a checkpoint
-    #[command(after_help = RESTORE_EXAMPLES)]
+    #[command(after_help = RESTORE_EXAMPLES, mut_args(hide_server))]
     Restore {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
         /// Its name
         name: String,
     },
@@ -122,7 +124,7 @@ enum Action {
     #[command(after_help = DROP_EXAMPLES)]
     Drop {
         #[command(flatten)]
-        store: StoreArguments,
+        place: PlaceArguments,
         /// Its name
         #[arg(required_unless_present = "keep_last", conflicts_with = "keep_last")]
         name: Option<String>,
@@ -135,59 +137,46 @@ enum Action {
 impl Checkpoint {
     pub fn run(self, output: &mut Output) -> Outcome {
         match self.action {
-            Action::Create { store, name, metadata } => {
-                let made = store.open_to_write()?.checkpoints().create(&name, metadata)?;
-                if output.is_json {
-                    output.json(&shown(&made))?;
-                } else {
-                    say(format_args!("checkpoint {:?} shows commit {}", made.name, made.commit));
-                }
+            Action::Create { place, name, metadata } => create(&patient(&place)?, &name, metadata, output)?,
+            Action::List { place } => {
+                let rows = match patient(&place)? {
+                    Place::Directory(store) => with_bytes_alone(&store, store.checkpoints().list()?)?,
+                    Place::Server(server) => {
+                        let listed = server.wait(server.client.checkpoints())?;
+                        listed.into_iter().map(Kept::from).collect()
+                    }
+                };
+                show(rows, output)?;
             }
-            Action::List { store } => {
-                let store = store.open_to_write()?;
-                show(&store, store.checkpoints().list()?, output)?;
-            }
-            Action::Show { store, name } => {
-                let store = store.open_to_write()?;
-                let checkpoint = store.checkpoints().get(&name)?.ok_or_else(|| missing(&name))?;
-                show(&store, vec![checkpoint], output)?;
+            Action::Show { place, name } => {
+                let found = match patient(&place)? {
+                    Place::Directory(store) => {
+                        let found = store.checkpoints().get(&name)?;
+                        with_bytes_alone(&store, found.into_iter().collect())?.pop()
+                    }
+                    Place::Server(server) => unless_unknown(&server, server.client.checkpoint(&name))?.map(Kept::from),
+                };
+                show(vec![found.ok_or_else(|| missing(&name))?], output)?;
             }
             Action::Diff {
-                store,
+                place,
                 from,
                 to,
                 keys_only,
                 notation,
             } => {
-                let mut printing = Ok(());
                 let notation = notation.notation();
-                store.open_to_write()?.checkpoints().diff(&from, &to, |pair| {
-                    printing = print(&pair, notation, keys_only, output);
-                    Ok(printing.is_ok())
-                })?;
-                printing?;
-            }
-            Action::Restore { store, name } => {
-                let store = store.open_to_write()?;
-                if store.checkpoints().get(&name)?.is_none() {
-                    return Err(missing(&name));
-                }
-                let commit = duramen_server::restore(&store, &name)?;
-                store.close()?;
-                if output.is_json {
-                    output.json(&json!({"name": name, "commit": commit}))?;
-                } else {
-                    say(format_args!(
-                        "commit {commit} puts the store back to checkpoint {name:?}"
-                    ));
+                let mut print = |pair: Pair<'_>| print(&pair, notation, keys_only, output);
+                match patient(&place)? {
+                    Place::Directory(store) => diff(&store, &from, &to, &mut print)?,
+                    Place::Server(server) => diff_on(&server, &from, &to, keys_only, &mut print)?,
                 }
             }
-            Action::Drop { store, name, keep_last } => {
-                let store = store.open_to_write()?;
-                let dropped = match (&name, keep_last) {
-                    (Some(name), _) if store.checkpoints().drop(name)? => 1,
-                    (Some(name), _) => return Err(missing(name)),
-                    (None, count) => store.checkpoints().keep_last(count.unwrap_or(0))?,
+            Action::Restore { place, name } => restore(&place, &name, output)?,
+            Action::Drop { place, name, keep_last } => {
+                let dropped = match &name {
+                    Some(name) => drop_named(&patient(&place)?, name)?,
+                    None => keep_last_on(&patient(&place)?, keep_last.unwrap_or(0))?,
                 };
                 if output.is_json {
                     output.json(&json!({"dropped": dropped}))?;
@@ -200,14 +189,69 @@ impl Checkpoint {
     }
 }
 
-fn shown(checkpoint: &Kept) -> Value {
-    let created = checkpoint.created.duration_since(UNIX_EPOCH).unwrap_or_default();
-    json!({
-        "number": checkpoint.number,
-        "name": checkpoint.name,
-        "commit": checkpoint.commit,
-        "created_ms": created.as_millis() as u64,
-        "metadata": String::from_utf8_lossy(&checkpoint.metadata),
+/// Opens the place for calls that read or fold much of the store.
+fn patient(place: &PlaceArguments) -> Outcome<Place> {
+    place.with_patience(place.open_to_write()?)
+}
+
+fn create(place: &Place, name: &str, metadata: String, output: &mut Output) -> Outcome<()> {
+    let made: Kept = match place {
+        Place::Directory(store) => store.checkpoints().create(name, metadata)?.into(),
+        Place::Server(server) => server.wait(server.client.create_checkpoint(name, metadata))?.into(),
+    };
+    if output.is_json {
+        return output.json(&made.to_json());
+    }
+    say(format_args!("checkpoint {:?} shows commit {}", made.name, made.commit));
+    Ok(())
+}
+
+fn restore(place: &PlaceArguments, name: &str, output: &mut Output) -> Outcome<()> {
+    let store = place.directory_only().ok_or_else(|| {
+        Failure::wrong_call("a server does not put its store back to a checkpoint").hint(format!(
+            "run `duramen checkpoint restore DIR {name}` on the directory of its store; the server ends then, and is started again"
+        ))
+    })?;
+    let store = store.open_to_write()?;
+    if store.checkpoints().get(name)?.is_none() {
+        return Err(missing(name));
+    }
+    let commit = duramen_server::restore(&store, name)?;
+    store.close()?;
+    if output.is_json {
+        return output.json(&json!({"name": name, "commit": commit}));
+    }
+    say(format_args!(
+        "commit {commit} puts the store back to checkpoint {name:?}"
+    ));
+    Ok(())
+}
+
+fn drop_named(place: &Place, name: &str) -> Outcome<u64> {
+    let is_dropped = match place {
+        Place::Directory(store) => store.checkpoints().drop(name)?,
+        Place::Server(server) => unless_unknown(server, server.client.drop_checkpoint(name))?.is_some(),
+    };
+    match is_dropped {
+        true => Ok(1),
+        false => Err(missing(name)),
+    }
+}
+
+fn keep_last_on(place: &Place, count: usize) -> Outcome<u64> {
+    match place {
+        Place::Directory(store) => Ok(store.checkpoints().keep_last(count)?),
+        Place::Server(server) => server.wait(server.client.keep_last_checkpoints(count as u64)),
+    }
+}
+
+/// Waits for a call; `None`: the server has no checkpoint of the name.
+fn unless_unknown<T>(server: &Server, call: impl Future<Output = duramen_client::Result<T>>) -> Outcome<Option<T>> {
+    server.wait(async {
+        match call.await {
+            Err(error) if error.reason == "CHECKPOINT_NOT_FOUND" => Ok(None),
+            called => called.map(Some),
+        }
     })
 }
 
@@ -215,9 +259,137 @@ fn missing(name: &str) -> Failure {
     Failure::new(Exit::NotFound, format!("there is no checkpoint {name:?}")).hint("see `duramen checkpoint list`")
 }
 
+/// A checkpoint of a directory or a server.
+struct Kept {
+    number: u64,
+    name: String,
+    metadata: Bytes,
+    commit: u64,
+    created_ms: u64,
+    /// `None`: it is not known.
+    bytes_alone: Option<u64>,
+}
+
+impl From<duramen::Checkpoint> for Kept {
+    fn from(checkpoint: duramen::Checkpoint) -> Kept {
+        let created = checkpoint.created.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Kept {
+            number: checkpoint.number,
+            name: checkpoint.name,
+            metadata: checkpoint.metadata.into(),
+            commit: checkpoint.commit,
+            created_ms: created.as_millis() as u64,
+            bytes_alone: None,
+        }
+    }
+}
+
+impl From<duramen_client::Checkpoint> for Kept {
+    fn from(checkpoint: duramen_client::Checkpoint) -> Kept {
+        Kept {
+            number: checkpoint.number,
+            name: checkpoint.name,
+            metadata: checkpoint.metadata,
+            commit: checkpoint.commit,
+            created_ms: checkpoint.created_ms,
+            bytes_alone: checkpoint.bytes_alone,
+        }
+    }
+}
+
+impl Kept {
+    fn to_json(&self) -> Value {
+        let mut line = json!({
+            "number": self.number,
+            "name": self.name,
+            "commit": self.commit,
+            "created_ms": self.created_ms,
+            "metadata": String::from_utf8_lossy(&self.metadata),
+        });
+        if let Some(alone) = self.bytes_alone {
+            line["bytes_alone"] = json!(alone);
+        }
+        line
+    }
+}
+
+fn with_bytes_alone(store: &Store, all: Vec<duramen::Checkpoint>) -> Outcome<Vec<Kept>> {
+    let mut kept = Vec::new();
+    for checkpoint in all {
+        // Another process may have dropped it meanwhile.
+        let Some(alone) = store.checkpoints().bytes_alone(&checkpoint.name)? else {
+            continue;
+        };
+        kept.push(Kept {
+            bytes_alone: Some(alone),
+            ..Kept::from(checkpoint)
+        });
+    }
+    Ok(kept)
+}
+
+fn show(all: Vec<Kept>, output: &mut Output) -> Outcome<()> {
+    if output.is_json {
+        return all.iter().try_for_each(|kept| output.json(&kept.to_json()));
+    }
+    let row = |kept: Kept| {
+        vec![
+            kept.number.to_string(),
+            kept.name,
+            kept.commit.to_string(),
+            ago(UNIX_EPOCH + Duration::from_millis(kept.created_ms)),
+            kept.bytes_alone.map_or_else(String::new, bytes),
+            String::from_utf8_lossy(&kept.metadata).into_owned(),
+        ]
+    };
+    let rows: Vec<_> = all.into_iter().map(row).collect();
+    output.table(&["number", "name", "commit", "made", "alone", "metadata"], &rows)
+}
+
+/// A pair that differs between two checkpoints.
+struct Pair<'a> {
+    map: &'a str,
+    key: &'a [u8],
+    old: Option<&'a [u8]>,
+    new: Option<&'a [u8]>,
+}
+
+fn diff(store: &Store, from: &str, to: &str, print: &mut dyn FnMut(Pair<'_>) -> Outcome<()>) -> Outcome<()> {
+    let mut printing = Ok(());
+    store.checkpoints().diff(from, to, |pair| {
+        printing = print(Pair {
+            map: pair.map,
+            key: pair.key,
+            old: pair.old.as_deref(),
+            new: pair.new.as_deref(),
+        });
+        Ok(printing.is_ok())
+    })?;
+    printing
+}
+
+fn diff_on(
+    server: &Server,
+    from: &str,
+    to: &str,
+    keys_only: bool,
+    print: &mut dyn FnMut(Pair<'_>) -> Outcome<()>,
+) -> Outcome<()> {
+    let mut differences = server.wait(server.client.diff_checkpoints(from, to, keys_only))?;
+    while let Some(pair) = server.next(differences.next())? {
+        print(Pair {
+            map: &pair.map,
+            key: &pair.key,
+            old: pair.old.as_deref(),
+            new: pair.new.as_deref(),
+        })?;
+    }
+    Ok(())
+}
+
 /// Prints the two sides of a pair that differs.
-fn print(pair: &Difference<'_>, notation: Notation, keys_only: bool, output: &mut Output) -> Outcome<()> {
-    let sides = [("-", &pair.old), ("+", &pair.new)];
+fn print(pair: &Pair<'_>, notation: Notation, keys_only: bool, output: &mut Output) -> Outcome<()> {
+    let sides = [("-", pair.old), ("+", pair.new)];
     if output.is_json {
         let mut line = json!({"map": pair.map, "key": notation.show(pair.key)});
         for ((_, value), name) in sides.into_iter().zip(["old", "new"]) {
@@ -240,32 +412,6 @@ fn print(pair: &Difference<'_>, notation: Notation, keys_only: bool, output: &mu
         output.write_all(b"\n")?;
     }
     Ok(())
-}
-
-fn show(store: &Store, all: Vec<Kept>, output: &mut Output) -> Outcome<()> {
-    let checkpoints = store.checkpoints();
-    let mut rows = Vec::new();
-    for checkpoint in all {
-        // Another process may have dropped it meanwhile.
-        let Some(alone) = checkpoints.bytes_alone(&checkpoint.name)? else {
-            continue;
-        };
-        if output.is_json {
-            let mut line = shown(&checkpoint);
-            line["bytes_alone"] = json!(alone);
-            output.json(&line)?;
-            continue;
-        }
-        rows.push(vec![
-            checkpoint.number.to_string(),
-            checkpoint.name,
-            checkpoint.commit.to_string(),
-            ago(checkpoint.created),
-            bytes(alone),
-            String::from_utf8_lossy(&checkpoint.metadata).into_owned(),
-        ]);
-    }
-    output.table(&["number", "name", "commit", "made", "alone", "metadata"], &rows)
 }
 
 /// How long ago a checkpoint was made, for people.

@@ -156,7 +156,7 @@ impl Serve {
             }
         }
         output.flush()?;
-        signals.wait_for_end();
+        signals.wait_for_end_or(server.restored());
         duramen_server::notify("STOPPING=1");
         if !output.is_json {
             say(format_args!(
@@ -172,6 +172,7 @@ impl Serve {
 fn failure(error: ServeError) -> Failure {
     match error {
         ServeError::Store { error, .. } => Failure::from(error),
+        restored @ ServeError::Restored { .. } => Failure::new(Exit::Reopen, restored.to_string()),
         other => Failure::wrong_call(other.to_string()),
     }
 }

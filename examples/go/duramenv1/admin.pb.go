@@ -536,6 +536,773 @@ func (x *CopyResponse) GetPairs() uint64 {
 	return 0
 }
 
+// A state of the whole store that is kept.
+type Checkpoint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its number, which no other checkpoint of the store has had.
+	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// Its name.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// What the program has stored with it.
+	Metadata []byte `protobuf:"bytes,3,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	// The newest commit that it shows.
+	Commit uint64 `protobuf:"varint,4,opt,name=commit,proto3" json:"commit,omitempty"`
+	// When it was made, in milliseconds since 1970.
+	CreatedMs uint64 `protobuf:"varint,5,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	// Pairs in the store then: those of maps, and what topics and trees consist of.
+	Pairs uint64 `protobuf:"varint,6,opt,name=pairs,proto3" json:"pairs,omitempty"`
+	// Bytes of the data file that only this checkpoint holds: what dropping it sets free. Missing: the request did not ask for it.
+	BytesAlone    *uint64 `protobuf:"varint,7,opt,name=bytes_alone,json=bytesAlone,proto3,oneof" json:"bytes_alone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Checkpoint) Reset() {
+	*x = Checkpoint{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Checkpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Checkpoint) ProtoMessage() {}
+
+func (x *Checkpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
+func (*Checkpoint) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Checkpoint) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetMetadata() []byte {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *Checkpoint) GetCommit() uint64 {
+	if x != nil {
+		return x.Commit
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetCreatedMs() uint64 {
+	if x != nil {
+		return x.CreatedMs
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetPairs() uint64 {
+	if x != nil {
+		return x.Pairs
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetBytesAlone() uint64 {
+	if x != nil && x.BytesAlone != nil {
+		return *x.BytesAlone
+	}
+	return 0
+}
+
+type CreateCheckpointRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name, of 1 to 255 bytes.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What to store with it, at most 4 KiB.
+	Metadata      []byte `protobuf:"bytes,2,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateCheckpointRequest) Reset() {
+	*x = CreateCheckpointRequest{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateCheckpointRequest) ProtoMessage() {}
+
+func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CreateCheckpointRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateCheckpointRequest) GetMetadata() []byte {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+type CreateCheckpointResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The checkpoint, without `bytes_alone`.
+	Checkpoint    *Checkpoint `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateCheckpointResponse) Reset() {
+	*x = CreateCheckpointResponse{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateCheckpointResponse) ProtoMessage() {}
+
+func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *CreateCheckpointResponse) GetCheckpoint() *Checkpoint {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return nil
+}
+
+type ListCheckpointsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Fill in `bytes_alone`, which reads the pages that differ from those of the checkpoint before.
+	WithBytesAlone bool `protobuf:"varint,1,opt,name=with_bytes_alone,json=withBytesAlone,proto3" json:"with_bytes_alone,omitempty"`
+	// Only checkpoints with larger numbers: 0, or the number of the last checkpoint of the page before.
+	After uint64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	// The most checkpoints of the page, at most 1,000; 0: 1,000.
+	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListCheckpointsRequest) Reset() {
+	*x = ListCheckpointsRequest{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListCheckpointsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListCheckpointsRequest) ProtoMessage() {}
+
+func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
+func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListCheckpointsRequest) GetWithBytesAlone() bool {
+	if x != nil {
+		return x.WithBytesAlone
+	}
+	return false
+}
+
+func (x *ListCheckpointsRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *ListCheckpointsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type ListCheckpointsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The checkpoints, by their numbers.
+	Checkpoints []*Checkpoint `protobuf:"bytes,1,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	// Whether there are more.
+	HasMore       bool `protobuf:"varint,2,opt,name=has_more,json=hasMore,proto3" json:"has_more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListCheckpointsResponse) Reset() {
+	*x = ListCheckpointsResponse{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListCheckpointsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListCheckpointsResponse) ProtoMessage() {}
+
+func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
+func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return nil
+}
+
+func (x *ListCheckpointsResponse) GetHasMore() bool {
+	if x != nil {
+		return x.HasMore
+	}
+	return false
+}
+
+type GetCheckpointRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Fill in `bytes_alone`, which reads the pages that differ from those of the checkpoint before.
+	WithBytesAlone bool `protobuf:"varint,2,opt,name=with_bytes_alone,json=withBytesAlone,proto3" json:"with_bytes_alone,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *GetCheckpointRequest) Reset() {
+	*x = GetCheckpointRequest{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetCheckpointRequest) ProtoMessage() {}
+
+func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*GetCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *GetCheckpointRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GetCheckpointRequest) GetWithBytesAlone() bool {
+	if x != nil {
+		return x.WithBytesAlone
+	}
+	return false
+}
+
+type GetCheckpointResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The checkpoint.
+	Checkpoint    *Checkpoint `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetCheckpointResponse) Reset() {
+	*x = GetCheckpointResponse{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetCheckpointResponse) ProtoMessage() {}
+
+func (x *GetCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*GetCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *GetCheckpointResponse) GetCheckpoint() *Checkpoint {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return nil
+}
+
+type DropCheckpointRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropCheckpointRequest) Reset() {
+	*x = DropCheckpointRequest{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropCheckpointRequest) ProtoMessage() {}
+
+func (x *DropCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*DropCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *DropCheckpointRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DropCheckpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropCheckpointResponse) Reset() {
+	*x = DropCheckpointResponse{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropCheckpointResponse) ProtoMessage() {}
+
+func (x *DropCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*DropCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+type KeepLastCheckpointsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many stay.
+	Count         uint64 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepLastCheckpointsRequest) Reset() {
+	*x = KeepLastCheckpointsRequest{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepLastCheckpointsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepLastCheckpointsRequest) ProtoMessage() {}
+
+func (x *KeepLastCheckpointsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepLastCheckpointsRequest.ProtoReflect.Descriptor instead.
+func (*KeepLastCheckpointsRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *KeepLastCheckpointsRequest) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type KeepLastCheckpointsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many were dropped.
+	Dropped       uint64 `protobuf:"varint,1,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepLastCheckpointsResponse) Reset() {
+	*x = KeepLastCheckpointsResponse{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepLastCheckpointsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepLastCheckpointsResponse) ProtoMessage() {}
+
+func (x *KeepLastCheckpointsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepLastCheckpointsResponse.ProtoReflect.Descriptor instead.
+func (*KeepLastCheckpointsResponse) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *KeepLastCheckpointsResponse) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+type DiffCheckpointsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the first checkpoint.
+	From string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	// The name of the second checkpoint.
+	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// Leave the values out.
+	KeysOnly      bool `protobuf:"varint,3,opt,name=keys_only,json=keysOnly,proto3" json:"keys_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffCheckpointsRequest) Reset() {
+	*x = DiffCheckpointsRequest{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffCheckpointsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffCheckpointsRequest) ProtoMessage() {}
+
+func (x *DiffCheckpointsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffCheckpointsRequest.ProtoReflect.Descriptor instead.
+func (*DiffCheckpointsRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *DiffCheckpointsRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *DiffCheckpointsRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *DiffCheckpointsRequest) GetKeysOnly() bool {
+	if x != nil {
+		return x.KeysOnly
+	}
+	return false
+}
+
+type DiffCheckpointsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The next pairs.
+	Differences   []*CheckpointDifference `protobuf:"bytes,1,rep,name=differences,proto3" json:"differences,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffCheckpointsResponse) Reset() {
+	*x = DiffCheckpointsResponse{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffCheckpointsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffCheckpointsResponse) ProtoMessage() {}
+
+func (x *DiffCheckpointsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffCheckpointsResponse.ProtoReflect.Descriptor instead.
+func (*DiffCheckpointsResponse) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *DiffCheckpointsResponse) GetDifferences() []*CheckpointDifference {
+	if x != nil {
+		return x.Differences
+	}
+	return nil
+}
+
+// A pair that differs between two checkpoints.
+type CheckpointDifference struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of its map, in the second checkpoint if the map is there.
+	Map string `protobuf:"bytes,1,opt,name=map,proto3" json:"map,omitempty"`
+	// Its key.
+	Key []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// The value in the first checkpoint. Missing: there was no pair. Empty when the request leaves values out.
+	Old []byte `protobuf:"bytes,3,opt,name=old,proto3,oneof" json:"old,omitempty"`
+	// The value in the second checkpoint. Missing: the pair was deleted. Empty when the request leaves values out.
+	New           []byte `protobuf:"bytes,4,opt,name=new,proto3,oneof" json:"new,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointDifference) Reset() {
+	*x = CheckpointDifference{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointDifference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointDifference) ProtoMessage() {}
+
+func (x *CheckpointDifference) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointDifference.ProtoReflect.Descriptor instead.
+func (*CheckpointDifference) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CheckpointDifference) GetMap() string {
+	if x != nil {
+		return x.Map
+	}
+	return ""
+}
+
+func (x *CheckpointDifference) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *CheckpointDifference) GetOld() []byte {
+	if x != nil {
+		return x.Old
+	}
+	return nil
+}
+
+func (x *CheckpointDifference) GetNew() []byte {
+	if x != nil {
+		return x.New
+	}
+	return nil
+}
+
 var File_duramen_v1_admin_proto protoreflect.FileDescriptor
 
 const file_duramen_v1_admin_proto_rawDesc = "" +
@@ -574,13 +1341,72 @@ const file_duramen_v1_admin_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"B\n" +
 	"\fCopyResponse\x12\x1c\n" +
 	"\tdirectory\x18\x01 \x01(\tR\tdirectory\x12\x14\n" +
-	"\x05pairs\x18\x02 \x01(\x04R\x05pairs2\x91\x02\n" +
+	"\x05pairs\x18\x02 \x01(\x04R\x05pairs\"\xd7\x01\n" +
+	"\n" +
+	"Checkpoint\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
+	"\bmetadata\x18\x03 \x01(\fR\bmetadata\x12\x16\n" +
+	"\x06commit\x18\x04 \x01(\x04R\x06commit\x12\x1d\n" +
+	"\n" +
+	"created_ms\x18\x05 \x01(\x04R\tcreatedMs\x12\x14\n" +
+	"\x05pairs\x18\x06 \x01(\x04R\x05pairs\x12$\n" +
+	"\vbytes_alone\x18\a \x01(\x04H\x00R\n" +
+	"bytesAlone\x88\x01\x01B\x0e\n" +
+	"\f_bytes_alone\"I\n" +
+	"\x17CreateCheckpointRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bmetadata\x18\x02 \x01(\fR\bmetadata\"R\n" +
+	"\x18CreateCheckpointResponse\x126\n" +
+	"\n" +
+	"checkpoint\x18\x01 \x01(\v2\x16.duramen.v1.CheckpointR\n" +
+	"checkpoint\"n\n" +
+	"\x16ListCheckpointsRequest\x12(\n" +
+	"\x10with_bytes_alone\x18\x01 \x01(\bR\x0ewithBytesAlone\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x04R\x05after\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\"n\n" +
+	"\x17ListCheckpointsResponse\x128\n" +
+	"\vcheckpoints\x18\x01 \x03(\v2\x16.duramen.v1.CheckpointR\vcheckpoints\x12\x19\n" +
+	"\bhas_more\x18\x02 \x01(\bR\ahasMore\"T\n" +
+	"\x14GetCheckpointRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
+	"\x10with_bytes_alone\x18\x02 \x01(\bR\x0ewithBytesAlone\"O\n" +
+	"\x15GetCheckpointResponse\x126\n" +
+	"\n" +
+	"checkpoint\x18\x01 \x01(\v2\x16.duramen.v1.CheckpointR\n" +
+	"checkpoint\"+\n" +
+	"\x15DropCheckpointRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x18\n" +
+	"\x16DropCheckpointResponse\"2\n" +
+	"\x1aKeepLastCheckpointsRequest\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x04R\x05count\"7\n" +
+	"\x1bKeepLastCheckpointsResponse\x12\x18\n" +
+	"\adropped\x18\x01 \x01(\x04R\adropped\"Y\n" +
+	"\x16DiffCheckpointsRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1b\n" +
+	"\tkeys_only\x18\x03 \x01(\bR\bkeysOnly\"]\n" +
+	"\x17DiffCheckpointsResponse\x12B\n" +
+	"\vdifferences\x18\x01 \x03(\v2 .duramen.v1.CheckpointDifferenceR\vdifferences\"x\n" +
+	"\x14CheckpointDifference\x12\x10\n" +
+	"\x03map\x18\x01 \x01(\tR\x03map\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12\x15\n" +
+	"\x03old\x18\x03 \x01(\fH\x00R\x03old\x88\x01\x01\x12\x15\n" +
+	"\x03new\x18\x04 \x01(\fH\x01R\x03new\x88\x01\x01B\x06\n" +
+	"\x04_oldB\x06\n" +
+	"\x04_new2\xc1\x06\n" +
 	"\x05Admin\x12K\n" +
 	"\n" +
 	"Statistics\x12\x1d.duramen.v1.StatisticsRequest\x1a\x1e.duramen.v1.StatisticsResponse\x12B\n" +
 	"\aCompact\x12\x1a.duramen.v1.CompactRequest\x1a\x1b.duramen.v1.CompactResponse\x12<\n" +
 	"\x05Check\x12\x18.duramen.v1.CheckRequest\x1a\x19.duramen.v1.CheckResponse\x129\n" +
-	"\x04Copy\x12\x17.duramen.v1.CopyRequest\x1a\x18.duramen.v1.CopyResponseb\x06proto3"
+	"\x04Copy\x12\x17.duramen.v1.CopyRequest\x1a\x18.duramen.v1.CopyResponse\x12]\n" +
+	"\x10CreateCheckpoint\x12#.duramen.v1.CreateCheckpointRequest\x1a$.duramen.v1.CreateCheckpointResponse\x12Z\n" +
+	"\x0fListCheckpoints\x12\".duramen.v1.ListCheckpointsRequest\x1a#.duramen.v1.ListCheckpointsResponse\x12T\n" +
+	"\rGetCheckpoint\x12 .duramen.v1.GetCheckpointRequest\x1a!.duramen.v1.GetCheckpointResponse\x12W\n" +
+	"\x0eDropCheckpoint\x12!.duramen.v1.DropCheckpointRequest\x1a\".duramen.v1.DropCheckpointResponse\x12f\n" +
+	"\x13KeepLastCheckpoints\x12&.duramen.v1.KeepLastCheckpointsRequest\x1a'.duramen.v1.KeepLastCheckpointsResponse\x12\\\n" +
+	"\x0fDiffCheckpoints\x12\".duramen.v1.DiffCheckpointsRequest\x1a#.duramen.v1.DiffCheckpointsResponse0\x01b\x06proto3"
 
 var (
 	file_duramen_v1_admin_proto_rawDescOnce sync.Once
@@ -594,33 +1420,63 @@ func file_duramen_v1_admin_proto_rawDescGZIP() []byte {
 	return file_duramen_v1_admin_proto_rawDescData
 }
 
-var file_duramen_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_duramen_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_duramen_v1_admin_proto_goTypes = []any{
-	(*StatisticsRequest)(nil),  // 0: duramen.v1.StatisticsRequest
-	(*StatisticsResponse)(nil), // 1: duramen.v1.StatisticsResponse
-	(*MapStatistics)(nil),      // 2: duramen.v1.MapStatistics
-	(*CompactRequest)(nil),     // 3: duramen.v1.CompactRequest
-	(*CompactResponse)(nil),    // 4: duramen.v1.CompactResponse
-	(*CheckRequest)(nil),       // 5: duramen.v1.CheckRequest
-	(*CheckResponse)(nil),      // 6: duramen.v1.CheckResponse
-	(*CopyRequest)(nil),        // 7: duramen.v1.CopyRequest
-	(*CopyResponse)(nil),       // 8: duramen.v1.CopyResponse
+	(*StatisticsRequest)(nil),           // 0: duramen.v1.StatisticsRequest
+	(*StatisticsResponse)(nil),          // 1: duramen.v1.StatisticsResponse
+	(*MapStatistics)(nil),               // 2: duramen.v1.MapStatistics
+	(*CompactRequest)(nil),              // 3: duramen.v1.CompactRequest
+	(*CompactResponse)(nil),             // 4: duramen.v1.CompactResponse
+	(*CheckRequest)(nil),                // 5: duramen.v1.CheckRequest
+	(*CheckResponse)(nil),               // 6: duramen.v1.CheckResponse
+	(*CopyRequest)(nil),                 // 7: duramen.v1.CopyRequest
+	(*CopyResponse)(nil),                // 8: duramen.v1.CopyResponse
+	(*Checkpoint)(nil),                  // 9: duramen.v1.Checkpoint
+	(*CreateCheckpointRequest)(nil),     // 10: duramen.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),    // 11: duramen.v1.CreateCheckpointResponse
+	(*ListCheckpointsRequest)(nil),      // 12: duramen.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),     // 13: duramen.v1.ListCheckpointsResponse
+	(*GetCheckpointRequest)(nil),        // 14: duramen.v1.GetCheckpointRequest
+	(*GetCheckpointResponse)(nil),       // 15: duramen.v1.GetCheckpointResponse
+	(*DropCheckpointRequest)(nil),       // 16: duramen.v1.DropCheckpointRequest
+	(*DropCheckpointResponse)(nil),      // 17: duramen.v1.DropCheckpointResponse
+	(*KeepLastCheckpointsRequest)(nil),  // 18: duramen.v1.KeepLastCheckpointsRequest
+	(*KeepLastCheckpointsResponse)(nil), // 19: duramen.v1.KeepLastCheckpointsResponse
+	(*DiffCheckpointsRequest)(nil),      // 20: duramen.v1.DiffCheckpointsRequest
+	(*DiffCheckpointsResponse)(nil),     // 21: duramen.v1.DiffCheckpointsResponse
+	(*CheckpointDifference)(nil),        // 22: duramen.v1.CheckpointDifference
 }
 var file_duramen_v1_admin_proto_depIdxs = []int32{
-	2, // 0: duramen.v1.StatisticsResponse.maps:type_name -> duramen.v1.MapStatistics
-	0, // 1: duramen.v1.Admin.Statistics:input_type -> duramen.v1.StatisticsRequest
-	3, // 2: duramen.v1.Admin.Compact:input_type -> duramen.v1.CompactRequest
-	5, // 3: duramen.v1.Admin.Check:input_type -> duramen.v1.CheckRequest
-	7, // 4: duramen.v1.Admin.Copy:input_type -> duramen.v1.CopyRequest
-	1, // 5: duramen.v1.Admin.Statistics:output_type -> duramen.v1.StatisticsResponse
-	4, // 6: duramen.v1.Admin.Compact:output_type -> duramen.v1.CompactResponse
-	6, // 7: duramen.v1.Admin.Check:output_type -> duramen.v1.CheckResponse
-	8, // 8: duramen.v1.Admin.Copy:output_type -> duramen.v1.CopyResponse
-	5, // [5:9] is the sub-list for method output_type
-	1, // [1:5] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	2,  // 0: duramen.v1.StatisticsResponse.maps:type_name -> duramen.v1.MapStatistics
+	9,  // 1: duramen.v1.CreateCheckpointResponse.checkpoint:type_name -> duramen.v1.Checkpoint
+	9,  // 2: duramen.v1.ListCheckpointsResponse.checkpoints:type_name -> duramen.v1.Checkpoint
+	9,  // 3: duramen.v1.GetCheckpointResponse.checkpoint:type_name -> duramen.v1.Checkpoint
+	22, // 4: duramen.v1.DiffCheckpointsResponse.differences:type_name -> duramen.v1.CheckpointDifference
+	0,  // 5: duramen.v1.Admin.Statistics:input_type -> duramen.v1.StatisticsRequest
+	3,  // 6: duramen.v1.Admin.Compact:input_type -> duramen.v1.CompactRequest
+	5,  // 7: duramen.v1.Admin.Check:input_type -> duramen.v1.CheckRequest
+	7,  // 8: duramen.v1.Admin.Copy:input_type -> duramen.v1.CopyRequest
+	10, // 9: duramen.v1.Admin.CreateCheckpoint:input_type -> duramen.v1.CreateCheckpointRequest
+	12, // 10: duramen.v1.Admin.ListCheckpoints:input_type -> duramen.v1.ListCheckpointsRequest
+	14, // 11: duramen.v1.Admin.GetCheckpoint:input_type -> duramen.v1.GetCheckpointRequest
+	16, // 12: duramen.v1.Admin.DropCheckpoint:input_type -> duramen.v1.DropCheckpointRequest
+	18, // 13: duramen.v1.Admin.KeepLastCheckpoints:input_type -> duramen.v1.KeepLastCheckpointsRequest
+	20, // 14: duramen.v1.Admin.DiffCheckpoints:input_type -> duramen.v1.DiffCheckpointsRequest
+	1,  // 15: duramen.v1.Admin.Statistics:output_type -> duramen.v1.StatisticsResponse
+	4,  // 16: duramen.v1.Admin.Compact:output_type -> duramen.v1.CompactResponse
+	6,  // 17: duramen.v1.Admin.Check:output_type -> duramen.v1.CheckResponse
+	8,  // 18: duramen.v1.Admin.Copy:output_type -> duramen.v1.CopyResponse
+	11, // 19: duramen.v1.Admin.CreateCheckpoint:output_type -> duramen.v1.CreateCheckpointResponse
+	13, // 20: duramen.v1.Admin.ListCheckpoints:output_type -> duramen.v1.ListCheckpointsResponse
+	15, // 21: duramen.v1.Admin.GetCheckpoint:output_type -> duramen.v1.GetCheckpointResponse
+	17, // 22: duramen.v1.Admin.DropCheckpoint:output_type -> duramen.v1.DropCheckpointResponse
+	19, // 23: duramen.v1.Admin.KeepLastCheckpoints:output_type -> duramen.v1.KeepLastCheckpointsResponse
+	21, // 24: duramen.v1.Admin.DiffCheckpoints:output_type -> duramen.v1.DiffCheckpointsResponse
+	15, // [15:25] is the sub-list for method output_type
+	5,  // [5:15] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_duramen_v1_admin_proto_init() }
@@ -628,13 +1484,15 @@ func file_duramen_v1_admin_proto_init() {
 	if File_duramen_v1_admin_proto != nil {
 		return
 	}
+	file_duramen_v1_admin_proto_msgTypes[9].OneofWrappers = []any{}
+	file_duramen_v1_admin_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_duramen_v1_admin_proto_rawDesc), len(file_duramen_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

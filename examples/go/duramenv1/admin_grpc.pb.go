@@ -21,10 +21,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Admin_Statistics_FullMethodName = "/duramen.v1.Admin/Statistics"
-	Admin_Compact_FullMethodName    = "/duramen.v1.Admin/Compact"
-	Admin_Check_FullMethodName      = "/duramen.v1.Admin/Check"
-	Admin_Copy_FullMethodName       = "/duramen.v1.Admin/Copy"
+	Admin_Statistics_FullMethodName          = "/duramen.v1.Admin/Statistics"
+	Admin_Compact_FullMethodName             = "/duramen.v1.Admin/Compact"
+	Admin_Check_FullMethodName               = "/duramen.v1.Admin/Check"
+	Admin_Copy_FullMethodName                = "/duramen.v1.Admin/Copy"
+	Admin_CreateCheckpoint_FullMethodName    = "/duramen.v1.Admin/CreateCheckpoint"
+	Admin_ListCheckpoints_FullMethodName     = "/duramen.v1.Admin/ListCheckpoints"
+	Admin_GetCheckpoint_FullMethodName       = "/duramen.v1.Admin/GetCheckpoint"
+	Admin_DropCheckpoint_FullMethodName      = "/duramen.v1.Admin/DropCheckpoint"
+	Admin_KeepLastCheckpoints_FullMethodName = "/duramen.v1.Admin/KeepLastCheckpoints"
+	Admin_DiffCheckpoints_FullMethodName     = "/duramen.v1.Admin/DiffCheckpoints"
 )
 
 // AdminClient is the client API for Admin service.
@@ -42,6 +48,20 @@ type AdminClient interface {
 	// Makes a consistent copy of the store, as it is at this moment, in the directory that the setting `copy_dir` names. The
 	// server goes on meanwhile. The copy is a store of its own.
 	Copy(ctx context.Context, in *CopyRequest, opts ...grpc.CallOption) (*CopyResponse, error)
+	// Keeps the present state of the store under a name, until it is dropped. The checkpoint has every commit that was acknowledged
+	// before the call. It and these commits survive a power cut when the call returns. ALREADY_EXISTS: a checkpoint has the name.
+	CreateCheckpoint(ctx context.Context, in *CreateCheckpointRequest, opts ...grpc.CallOption) (*CreateCheckpointResponse, error)
+	// Lists the checkpoints in the order in which they were made, in pages.
+	ListCheckpoints(ctx context.Context, in *ListCheckpointsRequest, opts ...grpc.CallOption) (*ListCheckpointsResponse, error)
+	// Describes a checkpoint. NOT_FOUND: there is none of this name.
+	GetCheckpoint(ctx context.Context, in *GetCheckpointRequest, opts ...grpc.CallOption) (*GetCheckpointResponse, error)
+	// Drops a checkpoint. NOT_FOUND: there is none of this name.
+	DropCheckpoint(ctx context.Context, in *DropCheckpointRequest, opts ...grpc.CallOption) (*DropCheckpointResponse, error)
+	// Drops all checkpoints but the newest ones, at once.
+	KeepLastCheckpoints(ctx context.Context, in *KeepLastCheckpointsRequest, opts ...grpc.CallOption) (*KeepLastCheckpointsResponse, error)
+	// Sends the pairs of maps that differ between two checkpoints, in the order of maps and keys. Pairs of topics and trees are left
+	// out. The work grows with what differs, and not with the store.
+	DiffCheckpoints(ctx context.Context, in *DiffCheckpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiffCheckpointsResponse], error)
 }
 
 type adminClient struct {
@@ -92,6 +112,75 @@ func (c *adminClient) Copy(ctx context.Context, in *CopyRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *adminClient) CreateCheckpoint(ctx context.Context, in *CreateCheckpointRequest, opts ...grpc.CallOption) (*CreateCheckpointResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateCheckpointResponse)
+	err := c.cc.Invoke(ctx, Admin_CreateCheckpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ListCheckpoints(ctx context.Context, in *ListCheckpointsRequest, opts ...grpc.CallOption) (*ListCheckpointsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListCheckpointsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListCheckpoints_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) GetCheckpoint(ctx context.Context, in *GetCheckpointRequest, opts ...grpc.CallOption) (*GetCheckpointResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetCheckpointResponse)
+	err := c.cc.Invoke(ctx, Admin_GetCheckpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) DropCheckpoint(ctx context.Context, in *DropCheckpointRequest, opts ...grpc.CallOption) (*DropCheckpointResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DropCheckpointResponse)
+	err := c.cc.Invoke(ctx, Admin_DropCheckpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) KeepLastCheckpoints(ctx context.Context, in *KeepLastCheckpointsRequest, opts ...grpc.CallOption) (*KeepLastCheckpointsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KeepLastCheckpointsResponse)
+	err := c.cc.Invoke(ctx, Admin_KeepLastCheckpoints_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) DiffCheckpoints(ctx context.Context, in *DiffCheckpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiffCheckpointsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Admin_ServiceDesc.Streams[0], Admin_DiffCheckpoints_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[DiffCheckpointsRequest, DiffCheckpointsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_DiffCheckpointsClient = grpc.ServerStreamingClient[DiffCheckpointsResponse]
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -107,6 +196,20 @@ type AdminServer interface {
 	// Makes a consistent copy of the store, as it is at this moment, in the directory that the setting `copy_dir` names. The
 	// server goes on meanwhile. The copy is a store of its own.
 	Copy(context.Context, *CopyRequest) (*CopyResponse, error)
+	// Keeps the present state of the store under a name, until it is dropped. The checkpoint has every commit that was acknowledged
+	// before the call. It and these commits survive a power cut when the call returns. ALREADY_EXISTS: a checkpoint has the name.
+	CreateCheckpoint(context.Context, *CreateCheckpointRequest) (*CreateCheckpointResponse, error)
+	// Lists the checkpoints in the order in which they were made, in pages.
+	ListCheckpoints(context.Context, *ListCheckpointsRequest) (*ListCheckpointsResponse, error)
+	// Describes a checkpoint. NOT_FOUND: there is none of this name.
+	GetCheckpoint(context.Context, *GetCheckpointRequest) (*GetCheckpointResponse, error)
+	// Drops a checkpoint. NOT_FOUND: there is none of this name.
+	DropCheckpoint(context.Context, *DropCheckpointRequest) (*DropCheckpointResponse, error)
+	// Drops all checkpoints but the newest ones, at once.
+	KeepLastCheckpoints(context.Context, *KeepLastCheckpointsRequest) (*KeepLastCheckpointsResponse, error)
+	// Sends the pairs of maps that differ between two checkpoints, in the order of maps and keys. Pairs of topics and trees are left
+	// out. The work grows with what differs, and not with the store.
+	DiffCheckpoints(*DiffCheckpointsRequest, grpc.ServerStreamingServer[DiffCheckpointsResponse]) error
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -128,6 +231,24 @@ func (UnimplementedAdminServer) Check(context.Context, *CheckRequest) (*CheckRes
 }
 func (UnimplementedAdminServer) Copy(context.Context, *CopyRequest) (*CopyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Copy not implemented")
+}
+func (UnimplementedAdminServer) CreateCheckpoint(context.Context, *CreateCheckpointRequest) (*CreateCheckpointResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateCheckpoint not implemented")
+}
+func (UnimplementedAdminServer) ListCheckpoints(context.Context, *ListCheckpointsRequest) (*ListCheckpointsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListCheckpoints not implemented")
+}
+func (UnimplementedAdminServer) GetCheckpoint(context.Context, *GetCheckpointRequest) (*GetCheckpointResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetCheckpoint not implemented")
+}
+func (UnimplementedAdminServer) DropCheckpoint(context.Context, *DropCheckpointRequest) (*DropCheckpointResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DropCheckpoint not implemented")
+}
+func (UnimplementedAdminServer) KeepLastCheckpoints(context.Context, *KeepLastCheckpointsRequest) (*KeepLastCheckpointsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method KeepLastCheckpoints not implemented")
+}
+func (UnimplementedAdminServer) DiffCheckpoints(*DiffCheckpointsRequest, grpc.ServerStreamingServer[DiffCheckpointsResponse]) error {
+	return status.Error(codes.Unimplemented, "method DiffCheckpoints not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -222,6 +343,107 @@ func _Admin_Copy_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_CreateCheckpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateCheckpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).CreateCheckpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_CreateCheckpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).CreateCheckpoint(ctx, req.(*CreateCheckpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ListCheckpoints_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListCheckpointsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListCheckpoints(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListCheckpoints_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListCheckpoints(ctx, req.(*ListCheckpointsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_GetCheckpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetCheckpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetCheckpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetCheckpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetCheckpoint(ctx, req.(*GetCheckpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_DropCheckpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DropCheckpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DropCheckpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DropCheckpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DropCheckpoint(ctx, req.(*DropCheckpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_KeepLastCheckpoints_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KeepLastCheckpointsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).KeepLastCheckpoints(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_KeepLastCheckpoints_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).KeepLastCheckpoints(ctx, req.(*KeepLastCheckpointsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_DiffCheckpoints_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(DiffCheckpointsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServer).DiffCheckpoints(m, &grpc.GenericServerStream[DiffCheckpointsRequest, DiffCheckpointsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_DiffCheckpointsServer = grpc.ServerStreamingServer[DiffCheckpointsResponse]
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -245,7 +467,33 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Copy",
 			Handler:    _Admin_Copy_Handler,
 		},
+		{
+			MethodName: "CreateCheckpoint",
+			Handler:    _Admin_CreateCheckpoint_Handler,
+		},
+		{
+			MethodName: "ListCheckpoints",
+			Handler:    _Admin_ListCheckpoints_Handler,
+		},
+		{
+			MethodName: "GetCheckpoint",
+			Handler:    _Admin_GetCheckpoint_Handler,
+		},
+		{
+			MethodName: "DropCheckpoint",
+			Handler:    _Admin_DropCheckpoint_Handler,
+		},
+		{
+			MethodName: "KeepLastCheckpoints",
+			Handler:    _Admin_KeepLastCheckpoints_Handler,
+		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "DiffCheckpoints",
+			Handler:       _Admin_DiffCheckpoints_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "duramen/v1/admin.proto",
 }

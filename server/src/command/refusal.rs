@@ -67,6 +67,8 @@ pub(crate) fn refusal_of(error: &Error) -> Option<Refusal> {
         Reason::MapExists { .. } => (Code::AlreadyExists, "MAP_EXISTS"),
         Reason::MapGuarded { .. } => (Code::FailedPrecondition, "MAP_GUARDED"),
         Reason::TopicDeleted { .. } => (Code::NotFound, "TOPIC_NOT_FOUND"),
+        Reason::UnknownCheckpoint { .. } => (Code::NotFound, "CHECKPOINT_NOT_FOUND"),
+        Reason::CheckpointExists { .. } => (Code::AlreadyExists, "CHECKPOINT_EXISTS"),
         Reason::NotACounter { .. } => (Code::FailedPrecondition, "NOT_A_COUNTER"),
         Reason::CounterOverflow { .. } => (Code::OutOfRange, "COUNTER_OVERFLOW"),
         // The commands of an entry share its transaction: one alone may fit.

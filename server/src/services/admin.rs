@@ -8,8 +8,11 @@ use std::sync::atomic::Ordering;
 
 use duramen_proto::v1::admin_server::Admin;
 use duramen_proto::v1::*;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
+use super::{checkpoints, send};
 use crate::error::{failed, invalid, status, unanswered};
 use crate::security::{Access, Resource};
 use crate::state::State;
@@ -29,6 +32,17 @@ impl AdminService {
         let done = tokio::task::spawn_blocking(move || work(&store)).await;
         let done = done.map_err(|_| unanswered())?;
         done.map_err(|error| failed(&error))
+    }
+
+    /// Answers a request that the store alone answers, on a thread of its own.
+    async fn answer<Q: Send + 'static, A: Send + 'static>(
+        &self,
+        request: Request<Q>,
+        work: impl FnOnce(&duramen::Store, &Q) -> duramen::Result<A> + Send + 'static,
+    ) -> Result<Response<A>, Status> {
+        self.0.authorize(&request, Access::Admin, Resource::Everything)?;
+        let request = request.into_inner();
+        self.apart(move |store| work(store, &request)).await.map(Response::new)
     }
 }
 
@@ -94,6 +108,68 @@ impl Admin for AdminService {
             problems: report.problems,
             pairs: report.pairs,
         }))
+    }
+
+    async fn create_checkpoint(
+        &self,
+        request: Request<CreateCheckpointRequest>,
+    ) -> Result<Response<CreateCheckpointResponse>, Status> {
+        self.answer(request, checkpoints::create).await
+    }
+
+    async fn list_checkpoints(
+        &self,
+        request: Request<ListCheckpointsRequest>,
+    ) -> Result<Response<ListCheckpointsResponse>, Status> {
+        self.answer(request, checkpoints::list).await
+    }
+
+    async fn get_checkpoint(
+        &self,
+        request: Request<GetCheckpointRequest>,
+    ) -> Result<Response<GetCheckpointResponse>, Status> {
+        self.answer(request, checkpoints::get).await
+    }
+
+    async fn drop_checkpoint(
+        &self,
+        request: Request<DropCheckpointRequest>,
+    ) -> Result<Response<DropCheckpointResponse>, Status> {
+        self.answer(request, checkpoints::drop_named).await
+    }
+
+    async fn keep_last_checkpoints(
+        &self,
+        request: Request<KeepLastCheckpointsRequest>,
+    ) -> Result<Response<KeepLastCheckpointsResponse>, Status> {
+        self.answer(request, checkpoints::keep_last).await
+    }
+
+    type DiffCheckpointsStream = ReceiverStream<Result<DiffCheckpointsResponse, Status>>;
+
+    async fn diff_checkpoints(
+        &self,
+        request: Request<DiffCheckpointsRequest>,
+    ) -> Result<Response<Self::DiffCheckpointsStream>, Status> {
+        self.0.authorize(&request, Access::Admin, Resource::Everything)?;
+        let request = request.into_inner();
+        let store = self.0.store.clone();
+        // A slow client holds a few batches, a thread, and the two checkpoints.
+        let (responses, mut made) = mpsc::channel(1);
+        let done = tokio::task::spawn_blocking(move || checkpoints::diff(&store, &request, &responses));
+        let (sender, receiver) = mpsc::channel(1);
+        // When this ends early, it drops `made`, and the thread ends with its next batch.
+        send(&self.0, sender.clone(), async move {
+            while let Some(response) = made.recv().await {
+                if sender.send(Ok(response)).await.is_err() {
+                    return;
+                }
+            }
+            if let Err(status) = done.await.unwrap_or_else(|_| Err(unanswered())) {
+                let _ = sender.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The gRPC services, one file each.
 
 mod admin;
+mod checkpoints;
 mod groups;
 mod maps;
 mod topics;

@@ -342,6 +342,8 @@ impl Source {
         let mut waiting = packs.into_iter();
         let mut under_way: VecDeque<JoinHandle<Result<Fetched>>> = VecDeque::new();
         loop {
+            // What is fetched waits in memory: not before there is room for it.
+            let Ok(room) = sender.reserve().await else { return };
             while under_way.len() < ahead
                 && let Some(pack) = waiting.next()
             {
@@ -350,7 +352,8 @@ impl Source {
             let Some(next) = under_way.pop_front() else { return };
             let fetched = next.await.expect("fetching does not panic");
             let is_last = fetched.is_err();
-            if sender.send(fetched).await.is_err() || is_last {
+            room.send(fetched);
+            if is_last {
                 return;
             }
         }

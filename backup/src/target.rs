@@ -52,6 +52,22 @@ impl Backup {
         Backup::open_with(place, ours)
     }
 
+    /// Whether a place lies in a directory, such as that of the store that is exported: then it would be lost with it.
+    pub fn is_in(place: &str, directory: &std::path::Path) -> bool {
+        directory_of(place).is_some_and(|path| duramen_io::is_within(&path, directory))
+    }
+
+    /// As [`Backup::open`], for a place that has a backup: a directory that is missing is not made.
+    ///
+    /// # Errors
+    /// As [`Backup::open`], and [`BackupError::NoExports`].
+    pub fn open_existing(place: &str) -> Result<Backup> {
+        if directory_of(place).is_some_and(|directory| !directory.exists()) {
+            return Err(BackupError::NoExports { place: place.into() });
+        }
+        Backup::open(place)
+    }
+
     /// As [`Backup::open`], with settings instead of the environment; their names are those of the environment.
     ///
     /// # Errors
@@ -121,7 +137,8 @@ impl Backup {
         self
     }
 
-    /// How many packs are under way at a time. Each takes about 32 MiB of memory. Default: 4.
+    /// How many packs are under way at a time. Each takes about 32 MiB of memory, and an import takes as much for each export of the
+    /// chain. Default: 4.
     pub fn parallel(mut self, packs: usize) -> Backup {
         self.parallel = packs.max(1);
         self
@@ -285,6 +302,15 @@ impl Backup {
 
     pub(crate) fn failed(&self, doing: &str, path: &Path) -> impl FnOnce(object_store::Error) -> BackupError {
         BackupError::object(format!("{doing} {path} at {}", self.place))
+    }
+}
+
+/// The directory that a place is; `None`: it is in an object store.
+fn directory_of(place: &str) -> Option<std::path::PathBuf> {
+    match Url::parse(place) {
+        Ok(url) if url.scheme() == "file" => url.to_file_path().ok(),
+        Ok(_) => None,
+        Err(_) => Some(std::path::PathBuf::from(place)),
     }
 }
 

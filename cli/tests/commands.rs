@@ -489,6 +489,17 @@ fn backups_are_exported_verified_imported_and_pruned() {
     ] {
         assert_eq!(scratch.run(missing).code, 1, "{missing:?}");
     }
+    assert!(
+        !scratch.path("nothing").exists(),
+        "a place that is only read is not made"
+    );
+    let inside = scratch.run(&["export", "shop", "shop/backup"]);
+    assert_eq!(inside.code, 2);
+    assert!(
+        inside.stderr.contains("is in the store") && !scratch.path("shop/backup").exists(),
+        "{}",
+        inside.stderr
+    );
     assert_eq!(scratch.run(&["prune", "backup"]).code, 2);
     let pruned = scratch.done(&["prune", "backup", "--keep-last", "1", "--json"]).json();
     assert_eq!(

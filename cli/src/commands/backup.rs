@@ -78,9 +78,22 @@ struct PlaceArguments {
 }
 
 impl PlaceArguments {
-    fn open(&self) -> Outcome<Place> {
-        let place = Place::open(&self.place)?;
-        Ok(place.bytes_per_second(self.bytes_per_second).parallel(self.parallel))
+    /// Opens a place to export a store there, which must not be in the store itself.
+    fn open_for(&self, store: &StoreArguments) -> Outcome<Place> {
+        if Place::is_in(&self.place, &store.directory) {
+            let message = format!("{} is in the store that it would be a backup of", self.place);
+            return Err(Failure::wrong_call(message).hint("name a directory elsewhere"));
+        }
+        Ok(self.configured(Place::open(&self.place)?))
+    }
+
+    /// Opens a place that has a backup.
+    fn existing(&self) -> Outcome<Place> {
+        Ok(self.configured(Place::open_existing(&self.place)?))
+    }
+
+    fn configured(&self, place: Place) -> Place {
+        place.bytes_per_second(self.bytes_per_second).parallel(self.parallel)
     }
 }
 
@@ -149,7 +162,7 @@ pub struct Export {
 impl Export {
     pub fn run(self, output: &mut Output) -> Outcome {
         let store = self.store.open_to_write()?;
-        let place = self.place.open()?;
+        let place = self.place.open_for(&self.store)?;
         export(&place, &store, &self.how.options(), output)?;
         store.close()?;
         Ok(Exit::Done)
@@ -197,7 +210,7 @@ pub struct Import {
 
 impl Import {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let place = self.place.open()?;
+        let place = self.place.existing()?;
         let number = match self.until {
             None => self.number,
             Some(until) => {
@@ -241,7 +254,7 @@ impl Verify {
     pub fn run(self, output: &mut Output) -> Outcome {
         let mut meter = Meter::new("verifying", "pairs");
         let mut read = 0;
-        let verified = self.place.open()?.verify(self.number, &mut |now| {
+        let verified = self.place.existing()?.verify(self.number, &mut |now| {
             read = now.bytes;
             meter.update(now.records, now.pairs);
         })?;
@@ -271,7 +284,7 @@ pub struct Exports {
 impl Exports {
     pub fn run(self, output: &mut Output) -> Outcome {
         let mut rows = Vec::new();
-        for export in self.place.open()?.list()? {
+        for export in self.place.existing()?.list()? {
             if output.is_json {
                 output.json(&shown(&export))?;
                 continue;
@@ -310,7 +323,7 @@ impl Prune {
             Failure::wrong_call("which exports to keep is not said")
                 .hint("add --keep-last COUNT, or --keep-within TIME")
         })?;
-        prune(&self.place.open()?, policy, output)?;
+        prune(&self.place.existing()?, policy, output)?;
         Ok(Exit::Done)
     }
 }
@@ -359,7 +372,7 @@ pub struct Backup {
 impl Backup {
     pub fn run(self, output: &mut Output) -> Outcome {
         let store = self.store.open_to_write()?;
-        let place = self.place.open()?;
+        let place = self.place.open_for(&self.store)?;
         let (options, policy) = (self.how.options(), self.policy.policy());
         let mut shown = None;
         loop {

@@ -204,8 +204,10 @@ enum Outcome {
 
 fn outcome(what: &str, done: Result<()>, stopped: u32) -> Outcome {
     let Err(error) = done else { return Outcome::Done };
+    // Another thread of this process may have a lock, and wait for the stopped process itself.
+    let is_behind_it = |process: u32| process == stopped || process == std::process::id();
     match *error.reason() {
-        Reason::Busy { process, .. } if process == stopped && error.kind() == Kind::Retry => Outcome::Refused,
+        Reason::Busy { process, .. } if is_behind_it(process) && error.kind() == Kind::Retry => Outcome::Refused,
         Reason::NotSynced { process, .. } if process == stopped && error.kind() == Kind::Sync => Outcome::NotSynced,
         _ => panic!("{what}: {error}"),
     }

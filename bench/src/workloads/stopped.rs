@@ -75,7 +75,7 @@ const CASES: &[Case] = &[
     case(STATE, "mixed", 3, (205, 220)),
     case(STATE, "batch", 4, (5, 50)),
     case(STATE, "create checkpoint", 5, (5, NEVER)),
-    case(STATE, "large write", 6, (5, 50)),
+    case(STATE, "large write", 7, (5, 50)),
     case(STABILITY, "1,000 x (100 puts + flush)", 1, (5, 500)),
     case(STABILITY, "growth over 10 x 1,000 records", 3, (5, 150)),
     case(STABILITY, "100 x (50 gets + 10 puts + flush)", 4, (1_005, 1_050)),

@@ -144,10 +144,14 @@ fn examples(help: &str) -> Vec<&str> {
 
 #[test]
 fn every_example_in_the_help_succeeds() {
+    let prepared = Scratch::new();
+    let preparation = prepared.shell(PREPARATION);
+    assert_eq!(preparation.code, 0, "{}", preparation.stderr);
     for command in COMMANDS {
+        // Examples change what they find, so each command gets a copy.
         let scratch = Scratch::new();
-        let prepared = scratch.shell(PREPARATION);
-        assert_eq!(prepared.code, 0, "{}", prepared.stderr);
+        let copied = scratch.shell(&format!("cp -r {}/. .", prepared.path("").display()));
+        assert_eq!(copied.code, 0, "{}", copied.stderr);
         for example in examples(&help(&scratch, command)) {
             let ended = scratch.shell(&whole(command, example));
             assert_eq!(ended.code, 0, "{example}\n{}", ended.stderr);

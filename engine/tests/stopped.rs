@@ -204,8 +204,9 @@ enum Outcome {
 
 fn outcome(what: &str, done: Result<()>, stopped: u32) -> Outcome {
     let Err(error) = done else { return Outcome::Done };
-    // Another thread of this process may have a lock, and wait for the stopped process itself.
-    let is_behind_it = |process: u32| process == stopped || process == std::process::id();
+    // Of these two, one folds and waits for the stopped process, and the other one waits for that.
+    let folds = ["maintain", "open and close"].contains(&what.rsplit(": ").next().unwrap_or_default());
+    let is_behind_it = |process: u32| process == stopped || folds && process == std::process::id();
     match *error.reason() {
         Reason::Busy { process, .. } if is_behind_it(process) && error.kind() == Kind::Retry => Outcome::Refused,
         Reason::NotSynced { process, .. } if process == stopped && error.kind() == Kind::Sync => Outcome::NotSynced,

@@ -64,6 +64,9 @@ const BACKUP_EXAMPLES: &str = r"Examples:
 With --follow a lost machine loses what was committed since the last export began. Each export has
 what differs from the one before, so its cost grows with the changes. What fails is tried again.";
 
+/// How often a backup that follows removes old exports: that reads the manifests of all.
+const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
+
 /// Which place, and how to reach it
 #[derive(Args, Debug)]
 struct PlaceArguments {
@@ -375,6 +378,7 @@ impl Backup {
         let place = self.place.open_for(&self.store)?;
         let (options, policy) = (self.how.options(), self.policy.policy());
         let mut shown = None;
+        let mut pruned: Option<Instant> = None;
         loop {
             let begun = Instant::now();
             // An export of nothing new would be one more to read.
@@ -382,7 +386,13 @@ impl Backup {
                 true => Ok(()),
                 false => export(&place, &store, &options, output).and_then(|exported| {
                     shown = Some(exported.commit);
-                    policy.map_or(Ok(()), |policy| prune(&place, policy, output))
+                    let is_due = pruned.is_none_or(|pruned| pruned.elapsed() >= PRUNE_EVERY);
+                    let Some(policy) = policy.filter(|_| is_due) else {
+                        return Ok(());
+                    };
+                    prune(&place, policy, output)?;
+                    pruned = Some(Instant::now());
+                    Ok(())
                 }),
             };
             match done {

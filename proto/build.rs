@@ -14,6 +14,11 @@ const FILES: &[&str] = &[
     "duramen/v1/trees.proto",
     "duramen/v1/transactions.proto",
     "duramen/v1/admin.proto",
+    "etcd/api/mvccpb/kv.proto",
+    "etcd/api/authpb/auth.proto",
+    "etcd/api/etcdserverpb/rpc.proto",
+    "etcd/server/v3lockpb/v3lock.proto",
+    "etcd/server/v3electionpb/v3election.proto",
     "duramen/command/v1/command.proto",
 ];
 

@@ -68,8 +68,9 @@ fn main() -> ExitCode {
 }
 
 fn parsed() -> Result<CommandLine, clap::Error> {
-    let mut command = place::fitted(CommandLine::command(), std::env::args_os());
-    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    let arguments: Vec<_> = commands::as_etcd(std::env::args_os().collect());
+    let mut command = place::fitted(CommandLine::command(), arguments.iter().cloned());
+    let matches = command.try_get_matches_from_mut(arguments)?;
     CommandLine::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 

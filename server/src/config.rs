@@ -10,6 +10,7 @@ use std::{env, fmt, fs};
 
 use tracing::level_filters::LevelFilter;
 
+use crate::etcd::EtcdConfig;
 use crate::pipeline::Level;
 use crate::security::TlsFiles;
 
@@ -57,6 +58,18 @@ pub const SETTINGS: &[Setting] = &[
         value: "ADDRESS",
         about: "Address and port for TCP; empty: no TCP",
         default: "127.0.0.1:7420",
+    },
+    Setting {
+        name: "etcd_listen",
+        value: "ADDRESSES",
+        about: "Addresses with ports for clients of etcd, with commas between; empty: none",
+        default: "",
+    },
+    Setting {
+        name: "etcd_tree",
+        value: "TREE",
+        about: "The tree that clients of etcd use; created when it is missing",
+        default: "etcd",
     },
     Setting {
         name: "unix_socket",
@@ -172,6 +185,8 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// See the setting of this name.
     pub listen: Option<SocketAddr>,
+    /// What clients of etcd get. Without addresses the server has no services for them.
+    pub etcd: EtcdConfig,
     /// See the setting of this name.
     pub unix_socket: Option<PathBuf>,
     /// See the setting of this name.
@@ -270,6 +285,11 @@ impl Config {
         let config = Config {
             data_dir: values.of("data_dir").into(),
             listen: values.parsed_unless_empty("listen", "an address and a port, as in 127.0.0.1:7420")?,
+            etcd: EtcdConfig {
+                listen: values.addresses("etcd_listen")?,
+                tree: values.of("etcd_tree").into(),
+                ..EtcdConfig::default()
+            },
             unix_socket: values.path("unix_socket"),
             allow_remote_plaintext: values.parsed("allow_remote_plaintext", "true or false")?,
             tls: values.tls()?,
@@ -309,19 +329,20 @@ impl Config {
             origins: origins.clone(),
         };
         let allows_remote = config.allow_remote_plaintext;
-        match config.listen {
-            None if config.unix_socket.is_none() => {
-                let message = "the server would listen nowhere; set `listen` or `unix_socket`";
-                return Err(ConfigError::at(values.place("listen"), message));
-            }
-            Some(listen) if !listen.ip().is_loopback() && config.tls.is_none() && !allows_remote => {
+        if config.listen.is_none() && config.unix_socket.is_none() && config.etcd.listen.is_empty() {
+            let message = "the server would listen nowhere; set `listen` or `unix_socket`";
+            return Err(ConfigError::at(values.place("listen"), message));
+        }
+        let of_clients = config.listen.iter().map(|listen| ("listen", listen));
+        let of_etcd = config.etcd.listen.iter().map(|listen| ("etcd_listen", listen));
+        for (name, listen) in of_clients.chain(of_etcd) {
+            if !listen.ip().is_loopback() && config.tls.is_none() && !allows_remote {
                 let message = format!(
                     "{listen} can be reached from other machines, and nothing is encrypted; listen on 127.0.0.1, set tls_cert and \
                      tls_key, or set allow_remote_plaintext to true where the network itself is protected"
                 );
-                return Err(ConfigError::at(values.place("listen"), message));
+                return Err(ConfigError::at(values.place(name), message));
             }
-            _ => {}
         }
         if let Some(listen) = config.metrics_listen
             && !listen.ip().is_loopback()
@@ -385,6 +406,17 @@ impl Values<'_> {
     fn parsed<T: std::str::FromStr>(&self, name: &str, wanted: &str) -> Result<T, ConfigError> {
         let value = self.of(name);
         value.trim().parse().map_err(|_| self.wrong(name, value, wanted))
+    }
+
+    /// Addresses with commas between.
+    fn addresses(&self, name: &str) -> Result<Vec<SocketAddr>, ConfigError> {
+        let value = self.of(name);
+        let addresses = value.split(',').map(str::trim).filter(|address| !address.is_empty());
+        let addresses = addresses.map(|address| {
+            let wanted = "addresses with ports, as in 127.0.0.1:2379,[::1]:2379";
+            address.parse().map_err(|_| self.wrong(name, value, wanted))
+        });
+        addresses.collect()
     }
 
     fn parsed_unless_empty<T: std::str::FromStr>(&self, name: &str, wanted: &str) -> Result<Option<T>, ConfigError> {

@@ -6,6 +6,7 @@
 //! ```text
 //! serve       listeners, threads, the end
 //! services    one file per gRPC service: requests into commands, reads from snapshots
+//! etcd        the services of etcd, over one tree
 //! session     remote members of groups, and the sessions that their leases belong to
 //! pipeline    queued commands into commits, and their answers
 //! measure     counts and logs of calls, without locks
@@ -21,6 +22,7 @@ mod security;
 mod config;
 mod connection;
 mod error;
+mod etcd;
 mod measure;
 mod metrics;
 mod pages;
@@ -37,6 +39,7 @@ mod tokens;
 
 pub use command::{Applied, Applier, ENTRY_VERSION, SESSION_BYTES};
 pub use config::{Config, ConfigError, LogFormat, Origin, SETTINGS, Setting, flag, variable};
+pub use etcd::{ETCD_VERSION, EtcdConfig};
 pub use metrics::{FAMILIES, Family, FamilyKind};
 pub use pipeline::{Answer, Level, Limits, Pipeline};
 pub use restoring::restore;

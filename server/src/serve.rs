@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 use duramen::topic::TopicsOptions;
 use duramen::{Durability, Kind, Options, Store};
 use duramen_proto::DESCRIPTORS;
+use duramen_proto::command::command::Change;
+use duramen_proto::command::{TreeCommand, tree_command};
 use duramen_proto::v1::admin_server::AdminServer;
 use duramen_proto::v1::maps_server::MapsServer;
 use duramen_proto::v1::topics_server::TopicsServer;
@@ -27,6 +29,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::server::NamedService;
+use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
@@ -35,6 +38,7 @@ use crate::command::{Applier, Kept, Sessions};
 use crate::config::Config;
 use crate::connection::{Accepted, register_all};
 use crate::error::is_of_a_restore;
+use crate::etcd::{EtcdConfig, EtcdDoor};
 use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
 use crate::metrics::{self, Sources};
 use crate::pages::Pages;
@@ -102,6 +106,14 @@ pub enum ServeError {
     /// The files of TLS.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The tree for clients of etcd.
+    #[error("the tree {tree:?} for clients of etcd cannot be created: {cause}")]
+    EtcdTree {
+        /// The tree.
+        tree: String,
+        /// What is wrong.
+        cause: String,
+    },
     /// The operating system.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
@@ -118,6 +130,8 @@ pub struct Listening {
     pub unix: Option<PathBuf>,
     /// The address of the metrics, with the port that it got.
     pub metrics: Option<SocketAddr>,
+    /// The addresses for clients of etcd, with the ports that they got.
+    pub etcd: Vec<SocketAddr>,
 }
 
 /// A server that runs.
@@ -181,15 +195,31 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     });
     let accepting = runtime()?;
     let recovered = begun.elapsed();
+    if !config.etcd.listen.is_empty() {
+        let tree = config.etcd.tree.clone();
+        accepting
+            .block_on(create_tree(&state, tree))
+            .map_err(|status| ServeError::EtcdTree {
+                tree: config.etcd.tree.clone(),
+                cause: status.message().into(),
+            })?;
+    }
     let metrics = accepting.block_on(async { config.metrics_listen.map(listen_for_scrapes).transpose() })?;
     let sockets = Sockets::open(config)?;
     let first_tcp = sockets.tcp.first().and_then(|listener| listener.local_addr().ok());
     let first_unix = sockets.unix.first().and_then(|listener| listener.local_addr().ok());
+    let of_etcd: Vec<_> = sockets
+        .etcd
+        .iter()
+        .filter_map(|listener| listener.local_addr().ok())
+        .collect();
+    let etcd = (!of_etcd.is_empty()).then(|| EtcdDoor::new(&state, &etcd_config(config, &of_etcd)));
     let listening = Listening {
         tcp: first_tcp,
         is_tls: first_tcp.is_some() && config.tls.is_some(),
         unix: first_unix.and_then(|address| address.as_pathname().map(Path::to_path_buf)),
         metrics: metrics.as_ref().map(metrics::Listener::address),
+        etcd: of_etcd,
     };
     let made = sockets.made.clone();
     let (health, _) = tonic_health::server::health_reporter();
@@ -204,12 +234,13 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         let measure = MeasureLayer(calls[number].clone());
         let (sender, receiver) = mpsc::channel(256);
         serving.push(sender);
-        let (state, health, closing) = (state.clone(), health.clone(), closing.clone());
-        let reflection = config.reflection;
+        let closing = closing.clone();
+        let services = services(&state, etcd.clone(), health.clone(), config.reflection);
+        let state = state.clone();
         let runtime = runtime()?;
         let thread = thread::Builder::new()
             .name(format!("serve-{number}"))
-            .spawn(move || serve_connections(&runtime, state, health, measure, receiver, closing, reflection))
+            .spawn(move || serve_connections(&runtime, state, services, measure, receiver, closing))
             .map_err(ServeError::Thread)?;
         threads.push(thread);
     }
@@ -398,7 +429,7 @@ async fn accept(
     room: Arc<Room>,
 ) {
     let (sender, mut accepted) = mpsc::channel(1);
-    for listener in sockets.tcp {
+    for listener in sockets.tcp.into_iter().chain(sockets.etcd) {
         tokio::spawn(accept_tcp(listener, sender.clone()));
     }
     for listener in sockets.unix {
@@ -469,19 +500,8 @@ async fn accept_unix(listener: std::os::unix::net::UnixListener, accepted: mpsc:
     }
 }
 
-/// Serves the connections of one thread until the server ends.
-fn serve_connections(
-    runtime: &Runtime,
-    state: State,
-    health: HealthReporter,
-    measure: MeasureLayer,
-    connections: mpsc::Receiver<Accepted>,
-    mut closing: watch::Receiver<bool>,
-    reflection: bool,
-) {
-    let (ready, incoming) = mpsc::channel(1);
-    let incoming = ReceiverStream::new(incoming);
-    let limits = LimitLayer(state.clone());
+/// The services of one thread.
+fn services(state: &State, etcd: Option<EtcdDoor>, health: HealthReporter, reflection: bool) -> Routes {
     let maps = MapsServer::new(MapsService(state.clone()))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
@@ -495,14 +515,40 @@ fn serve_connections(
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let watch = WatchServer::new(WatchService(state.clone())).max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let admin = AdminServer::new(AdminService(state));
+    let admin = AdminServer::new(AdminService(state.clone()));
     let health = tonic_health::server::HealthService::from_health_reporter(health);
-    let reflected = reflection.then(|| {
-        tonic_reflection::server::Builder::configure()
+    let mut services = Routes::default()
+        .add_service(maps)
+        .add_service(topics)
+        .add_service(transactions)
+        .add_service(trees)
+        .add_service(watch)
+        .add_service(admin)
+        .add_service(tonic_health::pb::health_server::HealthServer::new(health));
+    if reflection {
+        let reflected = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .build_v1()
-            .expect("the descriptors were made with the services")
-    });
+            .expect("the descriptors were made with the services");
+        services = services.add_service(reflected);
+    }
+    match etcd {
+        Some(door) => door.add_to(services),
+        None => services,
+    }
+}
+
+/// Serves the connections of one thread until the server ends.
+fn serve_connections(
+    runtime: &Runtime,
+    state: State,
+    services: Routes,
+    measure: MeasureLayer,
+    connections: mpsc::Receiver<Accepted>,
+    mut closing: watch::Receiver<bool>,
+) {
+    let (ready, incoming) = mpsc::channel(1);
+    let incoming = ReceiverStream::new(incoming);
     let server = Server::builder()
         .initial_connection_window_size(CONNECTION_WINDOW)
         .initial_stream_window_size(STREAM_WINDOW)
@@ -512,15 +558,8 @@ fn serve_connections(
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_ANSWER))
         .layer(measure)
-        .layer(limits)
-        .add_service(maps)
-        .add_service(topics)
-        .add_service(transactions)
-        .add_service(trees)
-        .add_service(watch)
-        .add_service(admin)
-        .add_service(tonic_health::pb::health_server::HealthServer::new(health))
-        .add_optional_service(reflected);
+        .layer(LimitLayer(state))
+        .add_routes(services);
     let ended = async move {
         let _ = closing.wait_for(|closing| *closing).await;
     };
@@ -529,6 +568,26 @@ fn serve_connections(
         tokio::spawn(register_all(connections, ready));
         server.serve_with_incoming_shutdown(incoming, ended).await
     });
+}
+
+/// Creates the tree of etcd's clients, unless it is there.
+async fn create_tree(state: &State, tree: String) -> Result<(), tonic::Status> {
+    let create = TreeCommand {
+        tree,
+        change: Some(tree_command::Change::Create(true)),
+    };
+    state.write_unasked(Change::Tree(create)).await.map(drop)
+}
+
+/// What etcd's clients get of a server that listens for them.
+fn etcd_config(config: &Config, listening: &[SocketAddr]) -> EtcdConfig {
+    let mut etcd = config.etcd.clone();
+    if etcd.client_urls.is_empty() {
+        let scheme = if config.tls.is_some() { "https" } else { "http" };
+        let urls = listening.iter().map(|address| format!("{scheme}://{address}"));
+        etcd.client_urls = urls.collect();
+    }
+    etcd
 }
 
 /// Tells the health of every service.

@@ -17,6 +17,8 @@ use crate::serve::ServeError;
 pub(crate) struct Sockets {
     pub(crate) tcp: Vec<TcpListener>,
     pub(crate) unix: Vec<UnixListener>,
+    /// For clients of etcd.
+    pub(crate) etcd: Vec<TcpListener>,
     /// The unix socket that this process has made, and removes.
     pub(crate) made: Option<PathBuf>,
 }
@@ -24,14 +26,19 @@ pub(crate) struct Sockets {
 impl Sockets {
     /// Takes the sockets that systemd handed over (`LISTEN_FDS`), or else makes those of the settings.
     pub(crate) fn open(config: &Config) -> Result<Sockets, ServeError> {
+        let etcd = config.etcd.listen.iter().map(|address| of_tcp(*address, &OF_ETCD));
+        let etcd = etcd.collect::<Result<Vec<_>, _>>()?;
         let handed = Sockets::handed_over(&mut ListenFd::from_env())?;
         if !handed.tcp.is_empty() || !handed.unix.is_empty() {
             handed.check(config)?;
-            return Ok(handed);
+            return Ok(Sockets { etcd, ..handed });
         }
-        let mut sockets = Sockets::default();
+        let mut sockets = Sockets {
+            etcd,
+            ..Sockets::default()
+        };
         if let Some(address) = config.listen {
-            sockets.tcp.push(of_tcp(address)?);
+            sockets.tcp.push(of_tcp(address, &OF_TCP)?);
         }
         if let Some(path) = &config.unix_socket {
             sockets.unix.push(of_path(path)?);
@@ -88,13 +95,25 @@ fn not_usable(place: usize, error: io::Error) -> ServeError {
     }
 }
 
-fn of_tcp(address: SocketAddr) -> Result<TcpListener, ServeError> {
+/// What to do about a port that another program has, and about an address that is not one of this machine.
+type Cures = [&'static str; 2];
+
+const OF_TCP: Cures = [
+    "another program has this port; name another one with --listen",
+    "name an address of this machine with --listen",
+];
+const OF_ETCD: Cures = [
+    "another program has this port, perhaps etcd itself; name another one for its clients",
+    "name an address of this machine for the clients of etcd",
+];
+
+fn of_tcp(address: SocketAddr, cures: &Cures) -> Result<TcpListener, ServeError> {
     let failed = |error: io::Error| ServeError::Listen {
         place: address.to_string(),
         cure: match error.kind() {
-            ErrorKind::AddrInUse => "another program has this port; name another one with --listen",
+            ErrorKind::AddrInUse => cures[0],
             ErrorKind::PermissionDenied => "take a port above 1023",
-            _ => "name an address of this machine with --listen",
+            _ => cures[1],
         },
         error,
     };

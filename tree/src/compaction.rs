@@ -12,7 +12,6 @@ use crate::limits::COMPACTED_AT_ONCE;
 use crate::node::ChangeRow;
 use crate::read::Rows;
 use crate::tables::{change_key, change_of, mark_key, removed_key, version_key};
-use crate::view::check_revision;
 use crate::writes::TreeWrites;
 
 impl TreeWrites<'_> {
@@ -22,7 +21,7 @@ impl TreeWrites<'_> {
     /// [`crate::TreeError::FutureRevision`].
     pub fn compact(&mut self, revision: u64) -> Result<()> {
         let (id, first) = (self.tree.id, self.reading().first_revision(self.state)?);
-        check_revision(&self.tree.name, self.state, revision.max(first))?;
+        self.state.check_revision(&self.tree.name, revision.max(first))?;
         if revision <= self.state.first && first == self.state.first {
             return Ok(());
         }
@@ -66,7 +65,8 @@ impl TreeWrites<'_> {
     /// # Errors
     /// [`crate::TreeError::FutureRevision`], and those of [`duramen_engine::Transaction::delete`].
     pub fn remove_without_room(&mut self, revision: u64) -> Result<bool> {
-        check_revision(&self.tree.name, self.state, revision.max(self.state.first))?;
+        self.state
+            .check_revision(&self.tree.name, revision.max(self.state.first))?;
         self.tx.delete(&self.tree.tables.trees, mark_key(self.tree.id))?;
         Ok(self.remove_before(revision)?.0 < revision)
     }

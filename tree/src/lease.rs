@@ -22,8 +22,8 @@ use crate::writes::TreeWrites;
 
 /// Nodes that one call deletes for expired leases.
 const EXPIRED_NODES_MAX: usize = 1_000;
-/// The longest lease: a hundred years.
-const TTL_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
+/// The longest lease: about 285 years, as in etcd.
+const TTL_MAX: Duration = Duration::from_secs(9_000_000_000);
 
 /// The most time that counts between two commits which store the clock.
 pub(crate) const STEP_MAX: Duration = Duration::from_secs(2);
@@ -180,13 +180,15 @@ impl TreeWrites<'_> {
     /// Grants a lease with an id that no other lease has.
     ///
     /// # Errors
-    /// [`TreeError::LeaseExists`], [`TreeError::InvalidLease`] for the id 0 and for times under a millisecond or over a hundred
-    /// years.
+    /// [`TreeError::LeaseExists`], [`TreeError::InvalidLease`] for the id 0 and for times under a millisecond or over
+    /// 9,000,000,000 seconds.
     pub fn grant_lease(&mut self, id: u64, ttl: Duration) -> Result<Lease> {
         let cause = match (id, ttl) {
             (0, _) => Some("0 means no lease; take another id"),
             (_, ttl) if ttl < Duration::from_millis(1) => Some("it lasts less than a millisecond"),
-            (_, ttl) if ttl > TTL_MAX => Some("it lasts more than a hundred years; nodes without a lease last longer"),
+            (_, ttl) if ttl > TTL_MAX => {
+                Some("it lasts more than 9,000,000,000 seconds; nodes without a lease last longer")
+            }
             _ => None,
         };
         if let Some(cause) = cause {

@@ -3,6 +3,8 @@
 use duramen_engine::Result;
 use duramen_topic::bytes::{Reader, put_number};
 
+use crate::error::TreeError;
+
 /// The revision of a tree that has not changed yet. The first change has the next one, as in etcd.
 pub(crate) const FIRST_REVISION: u64 = 1;
 
@@ -29,6 +31,23 @@ impl State {
         rules: 0,
         kept: 0,
     };
+
+    /// Refuses a revision that cannot be read.
+    pub(crate) fn check_revision(self, tree: &str, revision: u64) -> Result<()> {
+        let State {
+            revision: newest,
+            first,
+            ..
+        } = self;
+        let tree = tree.to_string();
+        if revision > newest {
+            return Err(TreeError::FutureRevision { tree, revision, newest }.into());
+        }
+        if revision < first {
+            return Err(TreeError::Compacted { tree, revision, first }.into());
+        }
+        Ok(())
+    }
 
     pub(crate) fn encode(self) -> Vec<u8> {
         let mut row = Vec::new();

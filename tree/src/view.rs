@@ -5,7 +5,6 @@ use std::sync::Arc;
 use duramen_engine::{Result, Snapshot};
 
 use crate::condition::Condition;
-use crate::error::TreeError;
 use crate::lease::{self, Lease, LeaseClock};
 use crate::limits::{BATCH_BYTES, EXAMINED_MAX};
 use crate::node::{Children, Head, Node};
@@ -69,7 +68,7 @@ impl TreeView {
     /// [`TreeError::Compacted`], [`TreeError::FutureRevision`].
     pub fn at_revision(&self, revision: u64) -> Result<TreeView> {
         let first = self.first_revision()?;
-        check_revision(&self.tree.name, State { first, ..self.state }, revision)?;
+        State { first, ..self.state }.check_revision(&self.tree.name, revision)?;
         Ok(TreeView {
             tree: self.tree.clone(),
             snapshot: self.snapshot.clone(),
@@ -354,18 +353,4 @@ impl TreeView {
     pub fn lease_paths(&self, id: u64, limit: usize) -> Result<Vec<Vec<u8>>> {
         lease::attached(&*self.snapshot, &self.tree.tables.leases, (self.tree.id, id), limit)
     }
-}
-
-/// Refuses a revision that cannot be read.
-pub(crate) fn check_revision(tree: &str, state: State, revision: u64) -> Result<()> {
-    let tree = tree.to_string();
-    if revision > state.revision {
-        let newest = state.revision;
-        return Err(TreeError::FutureRevision { tree, revision, newest }.into());
-    }
-    if revision < state.first {
-        let first = state.first;
-        return Err(TreeError::Compacted { tree, revision, first }.into());
-    }
-    Ok(())
 }

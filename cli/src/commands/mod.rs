@@ -10,6 +10,7 @@ mod copy;
 mod dead_letters;
 mod delete;
 mod dump;
+mod etcd;
 mod get;
 mod groups;
 mod load;
@@ -32,6 +33,7 @@ mod watch;
 
 use clap::Subcommand;
 
+pub use etcd::as_etcd;
 pub use subscribe::is_pattern;
 
 use crate::exit::Outcome;
@@ -68,6 +70,7 @@ pub enum Command {
     Load(load::Load),
     Compact(compact::Compact),
     Serve(serve::Serve),
+    Etcd(etcd::Etcd),
     Config(serve::ConfigCommand),
     Health(serve::Health),
     Cert(cert::Cert),
@@ -112,6 +115,7 @@ impl Command {
             Command::Load(load) => load.run(output),
             Command::Compact(compact) => compact.run(output),
             Command::Serve(serve) => serve.run(output),
+            Command::Etcd(etcd) => etcd.run(output),
             Command::Config(config) => config.run(output),
             Command::Health(health) => health.run(output),
             Command::Cert(cert) => cert.run(output),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Args, FromArgMatches, Subcommand, value_parser};
-use duramen_server::{Config, Origin, SETTINGS, ServeError, Setting, Signals};
+use duramen_server::{Config, Listening, Origin, SETTINGS, ServeError, Setting, Signals};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
@@ -123,50 +123,83 @@ fn allow_many_connections() {
 impl Serve {
     pub fn run(self, output: &mut Output) -> Outcome {
         let config = self.settings.collect()?;
-        logging::start(&config);
-        allow_many_connections();
-        let server = duramen_server::start(&config).map_err(failure)?;
-        // Until here a signal ends the process at once, which loses nothing.
-        let signals = Signals::listen().map_err(|error| Failure::of_io("listening to signals", &error))?;
-        duramen_server::notify("READY=1");
-        let listening = server.listening().clone();
-        let scheme = if listening.is_tls { "https" } else { "http" };
-        let tcp = listening.tcp.map(|address| format!("{scheme}://{address}"));
-        let unix = listening.unix.map(|path| format!("unix:{}", path.display()));
-        if output.is_json {
-            let directory = config.data_dir.display().to_string();
-            output
-                .json(&json!({"listening": tcp, "unix": unix, "data_dir": directory, "process": std::process::id()}))?;
-        } else {
-            let places: Vec<_> = tcp.iter().chain(&unix).map(String::as_str).collect();
-            output.line(format_args!(
-                "duramen {} serves {} on {}",
-                env!("CARGO_PKG_VERSION"),
-                config.data_dir.display(),
-                places.join(" and ")
-            ))?;
-            // A client of TLS needs the certificate of the authority, which this process does not know.
-            let without_tls = if listening.is_tls {
-                unix.as_ref()
-            } else {
-                tcp.as_ref().or(unix.as_ref())
-            };
-            if let Some(place) = without_tls {
-                output.line(format_args!("try: duramen health --server {place}"))?;
-            }
-        }
-        output.flush()?;
-        signals.wait_for_end_or(server.restored());
-        duramen_server::notify("STOPPING=1");
-        if !output.is_json {
-            say(format_args!(
-                "stopping: calls may take {} s to end; a second signal stops at once",
-                config.grace.as_secs()
-            ));
-        }
-        server.stop().map_err(failure)?;
-        Ok(Exit::Done)
+        serve(&config, output, |listening, output| {
+            announce(&config, listening, output)
+        })
     }
+}
+
+/// Runs a server until it is told to stop. `announce` says where it listens, once it answers requests.
+pub(super) fn serve(
+    config: &Config,
+    output: &mut Output,
+    announce: impl FnOnce(&Listening, &mut Output) -> Outcome<()>,
+) -> Outcome {
+    logging::start(config);
+    allow_many_connections();
+    let server = duramen_server::start(config).map_err(failure)?;
+    // Until here a signal ends the process at once, which loses nothing.
+    let signals = Signals::listen().map_err(|error| Failure::of_io("listening to signals", &error))?;
+    duramen_server::notify("READY=1");
+    announce(server.listening(), output)?;
+    output.flush()?;
+    signals.wait_for_end_or(server.restored());
+    duramen_server::notify("STOPPING=1");
+    if !output.is_json {
+        say(format_args!(
+            "stopping: calls may take {} s to end; a second signal stops at once",
+            config.grace.as_secs()
+        ));
+    }
+    server.stop().map_err(failure)?;
+    Ok(Exit::Done)
+}
+
+fn announce(config: &Config, listening: &Listening, output: &mut Output) -> Outcome<()> {
+    let scheme = if listening.is_tls { "https" } else { "http" };
+    let tcp = listening.tcp.map(|address| format!("{scheme}://{address}"));
+    let unix = listening.unix.as_ref().map(|path| format!("unix:{}", path.display()));
+    let etcd: Vec<_> = listening
+        .etcd
+        .iter()
+        .map(|address| format!("{scheme}://{address}"))
+        .collect();
+    if output.is_json {
+        let directory = config.data_dir.display().to_string();
+        let mut line = json!({"listening": tcp, "unix": unix, "data_dir": directory, "process": std::process::id()});
+        if !etcd.is_empty() {
+            line["etcd"] = json!(etcd);
+        }
+        return output.json(&line);
+    }
+    let places: Vec<_> = tcp.iter().chain(&unix).map(String::as_str).collect();
+    output.line(format_args!(
+        "duramen {} serves {} on {}",
+        env!("CARGO_PKG_VERSION"),
+        config.data_dir.display(),
+        if places.is_empty() {
+            "no address of its own".into()
+        } else {
+            places.join(" and ")
+        }
+    ))?;
+    if !etcd.is_empty() {
+        output.line(format_args!(
+            "clients of etcd find the tree {:?} on {}",
+            config.etcd.tree,
+            etcd.join(" and ")
+        ))?;
+    }
+    // A client of TLS needs the certificate of the authority, which this process does not know.
+    let without_tls = if listening.is_tls {
+        unix.as_ref()
+    } else {
+        tcp.as_ref().or(unix.as_ref())
+    };
+    if let Some(place) = without_tls {
+        output.line(format_args!("try: duramen health --server {place}"))?;
+    }
+    Ok(())
 }
 
 fn failure(error: ServeError) -> Failure {

@@ -145,6 +145,8 @@ impl Applier {
         match &command.change {
             Some(Change::Commit(commit)) => !(is_one_row(&commit.then) && is_one_row(&commit.otherwise)),
             Some(Change::Tree(command)) => !trees::is_whole_command(command),
+            // All that is usually refused is refused before anything is written.
+            Some(Change::Etcd(_)) => false,
             // It takes savepoints of its own where it needs them.
             Some(Change::Lease(_) | Change::EndSession(_) | Change::OpenSession(_) | Change::Extend(_)) => false,
             _ => true,
@@ -300,6 +302,7 @@ impl Applier {
                 return Ok(outcome(Led::Changed(token::revoke(&self.tokens, tx, revoke)?)));
             }
             Change::Tree(command) => return self.change_tree(tx, command),
+            Change::Etcd(command) => return self.etcd(tx, command),
         }
         Ok(outcome(Led::Changed(true)))
     }

@@ -5,6 +5,7 @@
 //! and nothing else.
 
 mod apply;
+mod etcd;
 mod groups;
 mod idempotency;
 mod kept;
@@ -16,6 +17,7 @@ mod trees;
 
 pub(crate) use apply::map_not_found;
 pub use apply::{Applied, Applier};
+pub(crate) use etcd::*;
 pub(crate) use groups::start_of;
 pub(crate) use kept::{Kept, keeps_none, oldest};
 pub(crate) use options::{to_group_options, to_topic_options};

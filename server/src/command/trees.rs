@@ -77,7 +77,7 @@ impl Applier {
     }
 
     /// Does something with a tree; what a transaction does to it has one revision.
-    fn with_tree<T>(
+    pub(super) fn with_tree<T>(
         &self,
         tx: &mut Transaction,
         open: &mut OpenTrees,

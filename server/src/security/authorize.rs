@@ -57,10 +57,12 @@ impl Credentials {
 
 impl Authorization {
     fn of(headers: &HeaderMap) -> Authorization {
-        let Some(value) = headers.get("authorization") else {
-            return Authorization::Absent;
+        let token = match (headers.get("authorization"), headers.get("token")) {
+            (Some(value), _) => value.to_str().ok().and_then(|text| text.strip_prefix("Bearer ")),
+            // So send etcd's clients what they got for a user and a password.
+            (None, Some(value)) => value.to_str().ok(),
+            (None, None) => return Authorization::Absent,
         };
-        let token = value.to_str().ok().and_then(|text| text.strip_prefix("Bearer "));
         token
             .and_then(Presented::parse)
             .map_or(Authorization::Malformed, Authorization::Token)
@@ -96,6 +98,27 @@ impl Guard {
     /// Finds out who sent a request.
     pub(crate) fn caller(&self, credentials: &Credentials) -> Result<Caller, Status> {
         self.token_of(credentials)?.map_or(Ok(Caller::Unlimited), Caller::of)
+    }
+
+    /// Whether requests need permissions.
+    pub(crate) fn are_tokens_required(&self) -> duramen::Result<bool> {
+        self.tokens.are_required()
+    }
+
+    /// The principal of the text of a token; `None`: it is not valid.
+    pub(crate) fn principal_of(&self, token: &str) -> Result<Option<String>, Status> {
+        let Some(presented) = Presented::parse(token) else {
+            return Ok(None);
+        };
+        let credentials = Credentials {
+            authorization: Authorization::Token(presented),
+            identity: Identity::Unknown,
+        };
+        match self.caller(&credentials) {
+            Ok(caller) => Ok(Some(caller.name().into())),
+            Err(status) if status.code() == Code::Unauthenticated => Ok(None),
+            Err(status) => Err(status),
+        }
     }
 
     /// The principal that sent a request, with its limits; `None`: it has none.

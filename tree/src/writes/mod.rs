@@ -397,6 +397,48 @@ impl<'t> TreeWrites<'t> {
         self.tx.delete_range(&self.tree.tables.children, &prefix[..]..&end[..])
     }
 
+    /// Calls `visit` with the nodes whose paths are in a range of bytes, in order, until it returns `false`. Without `high` the
+    /// range has no end. They are those of an earlier revision; `None`: those that these changes have led to.
+    ///
+    /// # Errors
+    /// [`TreeError::Compacted`], [`TreeError::FutureRevision`], and those of reading and of `visit`.
+    pub fn range(
+        &self,
+        at: Option<u64>,
+        low: impl AsRef<[u8]>,
+        high: Option<&[u8]>,
+        mut visit: impl FnMut(&[u8], Node) -> Result<bool>,
+    ) -> Result<()> {
+        self.reading_at(at)?
+            .each((low.as_ref(), high), |path, head| visit(path, head.with_payload()))
+    }
+
+    /// Number of the nodes that [`TreeWrites::range`] visits.
+    ///
+    /// # Errors
+    /// As [`TreeWrites::range`].
+    pub fn count_range(&self, at: Option<u64>, low: impl AsRef<[u8]>, high: Option<&[u8]>) -> Result<u64> {
+        self.reading_at(at)?.count((low.as_ref(), high))
+    }
+
+    fn reading_at(&self, at: Option<u64>) -> Result<Reading<'_, Transaction>> {
+        let Some(revision) = at else {
+            return Ok(self.reading());
+        };
+        let first = self.first_revision()?;
+        State { first, ..self.state }.check_revision(&self.tree.name, revision)?;
+        let is_past = revision < self.state.revision;
+        Ok(self.tree.reading_at(self.tx, is_past.then_some(revision)))
+    }
+
+    /// The first revision that can be read.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn first_revision(&self) -> Result<u64> {
+        self.reading().first_revision(self.state)
+    }
+
     /// Whether a condition holds for a path.
     ///
     /// # Errors

@@ -1,0 +1,234 @@
+//! Transactions of etcd's clients.
+
+use duramen::tree::{LeaseChange, TreeError, TreeWrites};
+use duramen::{Result, Transaction};
+use duramen_proto::command::EtcdTransaction;
+use duramen_proto::command::outcome::Outcome as Led;
+use duramen_proto::etcd::server::request_op::Request;
+use duramen_proto::etcd::server::response_op::Response;
+use duramen_proto::etcd::server::{
+    DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp,
+    ResponseOp, TxnRequest, TxnResponse,
+};
+
+use super::compare::branches;
+use super::errors::EtcdError;
+use super::range::{Keys, RangeWalk, bounds, header_of, to_key_value};
+use crate::command::apply::{Applier, Ran, Stopped, outcome};
+use crate::command::trees::OpenTrees;
+
+impl Applier {
+    /// Does a transaction of a client of etcd.
+    pub(in crate::command) fn etcd(&self, tx: &mut Transaction, command: &EtcdTransaction) -> Ran {
+        let Some(request) = &command.request else {
+            return Err(EtcdError::EmptyKey.refusal().into());
+        };
+        // What is refused is refused before anything is changed: the error is kept beside the result.
+        let mut refused = None;
+        let response = self.with_tree(tx, &mut OpenTrees::default(), &command.tree, true, |writes| {
+            let branches = branches(writes, request)?;
+            if let Err(error) = check(writes, request, &mut branches.iter())? {
+                refused = Some(error);
+                return Ok(TxnResponse::default());
+            }
+            let mut response = run(writes, request, &mut branches.iter())?;
+            response.header = Some(header_of(writes.revision()));
+            Ok(response)
+        })?;
+        match refused {
+            Some(error) => Err(Stopped::Refused(error.refusal())),
+            None => Ok(outcome(Led::Etcd(response))),
+        }
+    }
+}
+
+/// Whether a transaction changes nothing, whatever it finds.
+pub(crate) fn is_read_only(request: &TxnRequest) -> bool {
+    let reads = |operation: &RequestOp| match &operation.request {
+        Some(Request::RequestRange(_)) => true,
+        Some(Request::RequestTxn(inner)) => is_read_only(inner),
+        Some(Request::RequestPut(_) | Request::RequestDeleteRange(_)) | None => false,
+    };
+    request.success.iter().chain(&request.failure).all(reads)
+}
+
+/// Answers a transaction that changes nothing.
+pub(crate) fn read_transaction(keys: &impl Keys, request: &TxnRequest) -> Result<Result<TxnResponse, EtcdError>> {
+    let branches = branches(keys, request)?;
+    if let Err(error) = check_reads(keys, request, &mut branches.iter())? {
+        return Ok(Err(error));
+    }
+    let mut response = read(keys, request, &mut branches.iter())?;
+    response.header = Some(header_of(keys.newest()));
+    Ok(Ok(response))
+}
+
+/// The branches that are left to take.
+type Branches<'a> = std::slice::Iter<'a, bool>;
+
+/// The operations of the next branch.
+fn taken<'r>(request: &'r TxnRequest, branches: &mut Branches<'_>) -> (bool, &'r [RequestOp]) {
+    match branches.next() {
+        Some(true) => (true, &request.success),
+        _ => (false, &request.failure),
+    }
+}
+
+fn check(writes: &TreeWrites<'_>, request: &TxnRequest, branches: &mut Branches<'_>) -> Result<Result<(), EtcdError>> {
+    let (_, operations) = taken(request, branches);
+    for operation in operations {
+        let checked = match &operation.request {
+            Some(Request::RequestRange(range)) => check_revision(writes, range)?,
+            Some(Request::RequestPut(put)) => check_put(writes, put)?,
+            Some(Request::RequestTxn(inner)) => check(writes, inner, branches)?,
+            Some(Request::RequestDeleteRange(_)) | None => Ok(()),
+        };
+        if checked.is_err() {
+            return Ok(checked);
+        }
+    }
+    Ok(Ok(()))
+}
+
+fn check_reads(keys: &impl Keys, request: &TxnRequest, branches: &mut Branches<'_>) -> Result<Result<(), EtcdError>> {
+    let (_, operations) = taken(request, branches);
+    for operation in operations {
+        let checked = match &operation.request {
+            Some(Request::RequestRange(range)) => check_revision(keys, range)?,
+            Some(Request::RequestTxn(inner)) => check_reads(keys, inner, branches)?,
+            _ => Ok(()),
+        };
+        if checked.is_err() {
+            return Ok(checked);
+        }
+    }
+    Ok(Ok(()))
+}
+
+fn check_revision(keys: &impl Keys, range: &RangeRequest) -> Result<Result<(), EtcdError>> {
+    let Ok(revision @ 1..) = u64::try_from(range.revision) else {
+        return Ok(match range.revision {
+            0 => Ok(()),
+            _ => Err(EtcdError::Compacted),
+        });
+    };
+    Ok(match revision {
+        _ if revision > keys.newest() => Err(EtcdError::FutureRevision),
+        _ if revision < keys.first()? => Err(EtcdError::Compacted),
+        _ => Ok(()),
+    })
+}
+
+fn check_put(writes: &TreeWrites<'_>, put: &PutRequest) -> Result<Result<(), EtcdError>> {
+    if put.lease != 0 {
+        match writes.lease(put.lease as u64) {
+            Ok(lease) if lease.remaining.is_zero() => return Ok(Err(EtcdError::LeaseNotFound)),
+            Ok(_) => {}
+            Err(error) => {
+                return match TreeError::of(&error) {
+                    Some(TreeError::LeaseGone { .. }) => Ok(Err(EtcdError::LeaseNotFound)),
+                    _ => Err(error),
+                };
+            }
+        }
+    }
+    if (put.ignore_value || put.ignore_lease) && writes.get(&put.key)?.is_none() {
+        return Ok(Err(EtcdError::KeyNotFound));
+    }
+    Ok(Ok(()))
+}
+
+fn run(writes: &mut TreeWrites<'_>, request: &TxnRequest, branches: &mut Branches<'_>) -> Result<TxnResponse> {
+    let (succeeded, operations) = taken(request, branches);
+    let mut responses = Vec::with_capacity(operations.len());
+    for operation in operations {
+        let response = match &operation.request {
+            Some(Request::RequestRange(request)) => Some(Response::ResponseRange(range(writes, request)?)),
+            Some(Request::RequestPut(request)) => Some(Response::ResponsePut(put(writes, request)?)),
+            Some(Request::RequestDeleteRange(request)) => {
+                Some(Response::ResponseDeleteRange(delete_range(writes, request)?))
+            }
+            Some(Request::RequestTxn(inner)) => Some(Response::ResponseTxn(run(writes, inner, branches)?)),
+            None => None,
+        };
+        responses.push(ResponseOp { response });
+    }
+    Ok(TxnResponse {
+        header: Some(header_of(writes.revision())),
+        succeeded,
+        responses,
+    })
+}
+
+fn read(keys: &impl Keys, request: &TxnRequest, branches: &mut Branches<'_>) -> Result<TxnResponse> {
+    let (succeeded, operations) = taken(request, branches);
+    let mut responses = Vec::with_capacity(operations.len());
+    for operation in operations {
+        let response = match &operation.request {
+            Some(Request::RequestRange(request)) => Some(Response::ResponseRange(range(keys, request)?)),
+            Some(Request::RequestTxn(inner)) => Some(Response::ResponseTxn(read(keys, inner, branches)?)),
+            _ => None,
+        };
+        responses.push(ResponseOp { response });
+    }
+    Ok(TxnResponse {
+        header: Some(header_of(keys.newest())),
+        succeeded,
+        responses,
+    })
+}
+
+fn range(keys: &impl Keys, request: &RangeRequest) -> Result<RangeResponse> {
+    let mut walk = RangeWalk::new(request);
+    while !walk.step(keys)? {}
+    Ok(walk.response(request, keys.newest()))
+}
+
+fn put(writes: &mut TreeWrites<'_>, request: &PutRequest) -> Result<PutResponse> {
+    let lease = match request.lease {
+        _ if request.ignore_lease => LeaseChange::Keep,
+        0 => LeaseChange::Detach,
+        lease => LeaseChange::Attach(lease as u64),
+    };
+    let before = match request.ignore_value {
+        true => {
+            let payload = writes.get(&request.key)?.map(|node| node.payload).unwrap_or_default();
+            writes.put_with(&request.key, payload, lease)?
+        }
+        false => writes.put_with(&request.key, &request.value, lease)?,
+    };
+    let before = before.filter(|_| request.prev_kv);
+    Ok(PutResponse {
+        header: Some(header_of(writes.revision())),
+        prev_kv: before.map(|node| to_key_value(request.key.clone(), node)),
+    })
+}
+
+fn delete_range(writes: &mut TreeWrites<'_>, request: &DeleteRangeRequest) -> Result<DeleteRangeResponse> {
+    let mut prev_kvs = Vec::new();
+    let deleted = if request.range_end.is_empty() {
+        let before = writes.delete(&request.key)?;
+        let deleted = i64::from(before.is_some());
+        let before = before.filter(|_| request.prev_kv);
+        prev_kvs.extend(before.map(|node| to_key_value(request.key.clone(), node)));
+        deleted
+    } else {
+        let (low, high) = bounds(&request.key, &request.range_end);
+        if high.as_ref().is_some_and(|high| *high <= low) {
+            0
+        } else {
+            if request.prev_kv {
+                writes.range(None, &low, high.as_deref(), |path, node| {
+                    prev_kvs.push(to_key_value(path.to_vec().into(), node));
+                    Ok(true)
+                })?;
+            }
+            writes.delete_range(&low, high.as_deref())? as i64
+        }
+    };
+    Ok(DeleteRangeResponse {
+        header: Some(header_of(writes.revision())),
+        deleted,
+        prev_kvs,
+    })
+}

@@ -1,0 +1,261 @@
+//! The services of etcd over one tree: etcd's own clients use a Duramen server unchanged.
+//!
+//! ```text
+//! kv            Range, Put, DeleteRange, Txn, Compact
+//! watch         Watch
+//! lease         Lease
+//! maintenance   Status, HashKV, Alarm, Snapshot and the like
+//! cluster       the one member that there is
+//! auth          tokens of the server as passwords of etcd
+//! concurrency   Lock and Election, made of the services above
+//! ```
+//! Reads and transactions are in `command::etcd`: whatever changes the tree is a command.
+
+mod auth;
+mod cluster;
+mod concurrency;
+mod kv;
+mod lease;
+mod maintenance;
+mod watch;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use duramen::tree::TreeView;
+use duramen_proto::command::command::Change;
+use duramen_proto::command::outcome::Outcome as Led;
+use duramen_proto::command::tree_command::Change as OfTree;
+use duramen_proto::command::{EtcdTransaction, TreeChanged, TreeCommand};
+use duramen_proto::etcd::election::election_server::ElectionServer;
+use duramen_proto::etcd::lock::lock_server::LockServer;
+use duramen_proto::etcd::server::auth_server::AuthServer;
+use duramen_proto::etcd::server::cluster_server::ClusterServer;
+use duramen_proto::etcd::server::kv_server::KvServer;
+use duramen_proto::etcd::server::lease_server::LeaseServer;
+use duramen_proto::etcd::server::maintenance_server::MaintenanceServer;
+use duramen_proto::etcd::server::watch_server::WatchServer;
+use duramen_proto::etcd::server::{ResponseHeader, TxnRequest, TxnResponse};
+use prost::Message;
+use tonic::service::Routes;
+use tonic::{Code, Request, Status};
+
+use crate::command::{EtcdError, of_etcd};
+use crate::error::{failed, status};
+use crate::security::{Access, Credentials, Resource};
+use crate::state::{State, unexpected};
+
+/// The version of etcd whose services these are.
+pub const ETCD_VERSION: &str = "3.6.0";
+/// There is one member, which has led from the beginning.
+const TERM: u64 = 1;
+/// What the transport of etcd accepts beyond the largest request.
+const TRANSPORT_BYTES: usize = 512 << 10;
+/// The largest message that is decoded, so that larger requests than etcd takes get etcd's answer.
+const DECODED_BYTES_MAX: usize = 64 << 20;
+
+/// How a server answers etcd's clients.
+#[derive(Clone, Debug)]
+pub struct EtcdConfig {
+    /// Addresses on which it listens for them.
+    pub listen: Vec<std::net::SocketAddr>,
+    /// The tree that they see. It is created when it is missing.
+    pub tree: String,
+    /// The name of the member.
+    pub name: String,
+    /// Where clients reach the member; empty: where it listens.
+    pub client_urls: Vec<String>,
+    /// Where other members would reach it.
+    pub peer_urls: Vec<String>,
+    /// The most operations of a transaction.
+    pub operations_max: usize,
+    /// The largest request, in bytes.
+    pub request_bytes_max: usize,
+    /// How often a watch that asked for it is told how far it has come.
+    pub progress_every: Duration,
+    /// Bytes of the store from which on writes are refused; 0: no limit but the device's.
+    pub quota_bytes: u64,
+}
+
+impl Default for EtcdConfig {
+    fn default() -> EtcdConfig {
+        EtcdConfig {
+            listen: Vec::new(),
+            tree: "etcd".into(),
+            name: "default".into(),
+            client_urls: Vec::new(),
+            peer_urls: Vec::new(),
+            operations_max: 128,
+            request_bytes_max: 3 << 19,
+            progress_every: Duration::from_secs(600),
+            quota_bytes: 0,
+        }
+    }
+}
+
+/// The services of etcd, as far as they share something.
+#[derive(Clone)]
+pub(crate) struct EtcdDoor(Arc<Door>);
+
+struct Door {
+    state: State,
+    config: EtcdConfig,
+    cluster_id: u64,
+    member_id: u64,
+    /// The quota was reached: writes are refused until a client disarms the alarm.
+    is_out_of_space: AtomicBool,
+}
+
+impl EtcdDoor {
+    /// The services in front of a tree that exists.
+    pub(crate) fn new(state: &State, config: &EtcdConfig) -> EtcdDoor {
+        let [cluster_id, member_id] = ids(state.store.id(), &config.name);
+        EtcdDoor(Arc::new(Door {
+            state: state.clone(),
+            config: config.clone(),
+            cluster_id,
+            member_id,
+            is_out_of_space: AtomicBool::new(false),
+        }))
+    }
+
+    /// Adds the services to those of a server.
+    pub(crate) fn add_to(self, routes: Routes) -> Routes {
+        // What is larger than etcd takes gets etcd's answer, and not that of the transport.
+        let decoded = DECODED_BYTES_MAX.max(self.0.config.request_bytes_max + TRANSPORT_BYTES);
+        routes
+            .add_service(
+                KvServer::new(self.clone())
+                    .max_decoding_message_size(decoded)
+                    .max_encoding_message_size(usize::MAX),
+            )
+            .add_service(WatchServer::new(self.clone()).max_encoding_message_size(usize::MAX))
+            .add_service(LeaseServer::new(self.clone()).max_encoding_message_size(usize::MAX))
+            .add_service(ClusterServer::new(self.clone()))
+            .add_service(MaintenanceServer::new(self.clone()))
+            .add_service(AuthServer::new(self.clone()))
+            .add_service(LockServer::new(self.clone()))
+            .add_service(ElectionServer::new(self))
+    }
+
+    fn state(&self) -> &State {
+        &self.0.state
+    }
+
+    fn config(&self) -> &EtcdConfig {
+        &self.0.config
+    }
+
+    /// Refuses a request that its sender may not make.
+    fn authorize<T>(&self, request: &Request<T>, access: Access) -> Result<(), Status> {
+        self.authorize_caller(&Credentials::of(request), access)
+    }
+
+    fn authorize_caller(&self, credentials: &Credentials, access: Access) -> Result<(), Status> {
+        let caller = self.state().guard.caller(credentials)?;
+        caller.may(access, Resource::Tree(&self.config().tree))
+    }
+
+    /// The tree as it is now.
+    fn view(&self) -> Result<TreeView, Status> {
+        let tree = self.state().tree(&self.config().tree)?;
+        tree.view().map_err(|error| of_etcd(failed(&error)))
+    }
+
+    /// A header with a revision.
+    fn header(&self, revision: u64) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: self.0.cluster_id,
+            member_id: self.0.member_id,
+            revision: i64::try_from(revision).unwrap_or(i64::MAX),
+            raft_term: TERM,
+        }
+    }
+
+    /// The header of the newest revision.
+    fn newest_header(&self) -> Result<ResponseHeader, Status> {
+        Ok(self.header(self.view()?.revision()))
+    }
+
+    /// Completes the header of a response.
+    fn completed(&self, header: Option<ResponseHeader>) -> Option<ResponseHeader> {
+        header.map(|header| ResponseHeader {
+            revision: header.revision,
+            ..self.header(0)
+        })
+    }
+
+    /// Does a transaction.
+    async fn commit(&self, request: TxnRequest) -> Result<TxnResponse, Status> {
+        let command = EtcdTransaction {
+            tree: self.config().tree.clone(),
+            request: Some(request),
+        };
+        let led = self.state().write(Change::Etcd(command), None).await;
+        match led.map_err(of_etcd)? {
+            Led::Etcd(response) => Ok(response),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes a change that is no transaction.
+    async fn change(&self, change: OfTree) -> Result<TreeChanged, Status> {
+        let command = TreeCommand {
+            tree: self.config().tree.clone(),
+            change: Some(change),
+        };
+        let led = self.state().write(Change::Tree(command), None).await;
+        match led.map_err(of_etcd)? {
+            Led::Tree(changed) => Ok(changed),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Refuses a request that is larger than etcd takes.
+    fn check_size(&self, request: &impl Message) -> Result<(), Status> {
+        let (bytes, most) = (request.encoded_len(), self.config().request_bytes_max);
+        if bytes <= most {
+            return Ok(());
+        }
+        let transport = most + TRANSPORT_BYTES;
+        if bytes > transport {
+            let message = format!("grpc: received message larger than max ({bytes} vs. {transport})");
+            return Err(status(Code::ResourceExhausted, "REQUEST_TOO_LARGE", message));
+        }
+        Err(EtcdError::RequestTooLarge.into())
+    }
+
+    /// Refuses a write that needs room while there is none within the quota.
+    fn check_quota(&self) -> Result<(), Status> {
+        if self.config().quota_bytes == 0 {
+            return Ok(());
+        }
+        let alarm = &self.0.is_out_of_space;
+        if !alarm.load(Ordering::Relaxed) && self.used_bytes()? > self.config().quota_bytes {
+            alarm.store(true, Ordering::Relaxed);
+            tracing::warn!(
+                quota_bytes = self.config().quota_bytes,
+                "the quota of the etcd door is reached"
+            );
+        }
+        match alarm.load(Ordering::Relaxed) {
+            true => Err(EtcdError::NoSpace.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Bytes of the store that are in use.
+    fn used_bytes(&self) -> Result<u64, Status> {
+        let figures = self.state().store.stat().map_err(|error| of_etcd(failed(&error)))?;
+        let unused = (figures.free_pages + figures.retired_pages) * figures.page_bytes;
+        Ok(figures.data_bytes.saturating_sub(unused) + figures.unfolded_bytes)
+    }
+}
+
+/// The ids of the cluster and of its member. They stay as long as the store and the name.
+fn ids(store: u128, name: &str) -> [u64; 2] {
+    let cluster = xxhash_rust::xxh3::xxh3_64(&store.to_be_bytes()).max(1);
+    let member = xxhash_rust::xxh3::xxh3_64_with_seed(name.as_bytes(), cluster).max(1);
+    [cluster, member]
+}

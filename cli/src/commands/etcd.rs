@@ -25,7 +25,7 @@ Programs of Duramen itself use the same port: `duramen tree list --server 127.0.
 
 /// Serve a tree to etcd's own clients, with etcd's flags
 #[derive(Args, Debug)]
-#[command(after_help = ETCD_EXAMPLES, disable_version_flag = true)]
+#[command(after_help = ETCD_EXAMPLES, disable_version_flag = true, args_override_self = true)]
 pub struct Etcd {
     /// Name of the member
     #[arg(long, value_name = "NAME", env = "ETCD_NAME", default_value = "default")]
@@ -158,6 +158,20 @@ struct WithoutEffect {
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pre_vote: Option<bool>,
     #[arg(long, hide = true)]
+    peer_cert_file: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    peer_key_file: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    peer_trusted_ca_file: Option<PathBuf>,
+    #[arg(
+        long,
+        hide = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    peer_client_cert_auth: Option<bool>,
+    #[arg(long, hide = true)]
     logger: Option<String>,
     #[arg(long, hide = true)]
     log_outputs: Option<String>,
@@ -171,6 +185,7 @@ pub fn as_etcd(mut arguments: Vec<OsString>) -> Vec<OsString> {
     if name.as_deref().and_then(Path::file_name) != Some("etcd".as_ref()) {
         return arguments;
     }
+    arguments[0] = "duramen".into();
     arguments.insert(1, "etcd".into());
     for argument in &mut arguments[2..] {
         if let Some(text) = argument.to_str()

@@ -2,6 +2,7 @@
 
 use duramen_proto::command::tree_command::Change as OfTree;
 use duramen_proto::etcd::server::kv_server::Kv;
+use duramen_proto::etcd::server::range_request::SortTarget;
 use duramen_proto::etcd::server::request_op::Request as Operation;
 use duramen_proto::etcd::server::response_op::Response as Done;
 use duramen_proto::etcd::server::{
@@ -138,9 +139,17 @@ impl Kv for EtcdDoor {
         if has_filters(&request) {
             return Err(Status::unimplemented("RangeStream does not support revision filters"));
         }
-        let view = self.view()?;
         // A slow reader holds two parts, and its snapshot.
         let (sender, receiver) = mpsc::channel(2);
+        if request.sort_target() != SortTarget::Key {
+            // What is sorted is known as a whole first.
+            let whole = RangeStreamResponse {
+                range_response: Some(self.read(&request).await?),
+            };
+            let _ = sender.send(Ok(whole)).await;
+            return Ok(Response::new(ReceiverStream::new(receiver)));
+        }
+        let view = self.view()?;
         let (door, parts) = (self.clone(), sender.clone());
         let sends = async move {
             let sent: Result<(), Status> = async {

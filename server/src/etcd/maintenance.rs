@@ -133,6 +133,10 @@ impl Maintenance for EtcdDoor {
         self.authorize(&request, Access::Admin)?;
         tracing::info!("a client asked for a defragmentation, which this store does not need");
         self.remove_compacted().await?;
+        let store = self.state().store.clone();
+        let folded = tokio::task::spawn_blocking(move || store.maintain()).await;
+        let folded = folded.map_err(|error| Status::internal(error.to_string()))?;
+        folded.map_err(|error| of_etcd(failed(&error)))?;
         Ok(Response::new(DefragmentResponse {
             header: Some(self.newest_header()?),
         }))

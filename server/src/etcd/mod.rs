@@ -55,6 +55,9 @@ const TRANSPORT_BYTES: usize = 512 << 10;
 /// The largest message that is decoded, so that larger requests than etcd takes get etcd's answer.
 const DECODED_BYTES_MAX: usize = 64 << 20;
 
+/// What a store takes before there is anything in it.
+const EMPTY_BYTES: u64 = 288 << 10;
+
 /// How a server answers etcd's clients.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
@@ -245,10 +248,10 @@ impl EtcdDoor {
         }
     }
 
-    /// Bytes of the store that are in use.
+    /// Bytes that the content of the store takes.
     fn used_bytes(&self) -> Result<u64, Status> {
         let figures = self.state().store.stat().map_err(|error| of_etcd(failed(&error)))?;
-        let unused = (figures.free_pages + figures.retired_pages) * figures.page_bytes;
+        let unused = (figures.free_pages + figures.retired_pages) * figures.page_bytes + EMPTY_BYTES;
         Ok(figures.data_bytes.saturating_sub(unused) + figures.unfolded_bytes)
     }
 }

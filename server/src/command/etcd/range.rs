@@ -233,7 +233,7 @@ impl RangeWalk {
                     )
             });
         }
-        if !is_in_key_order(request) {
+        if request.sort_target() != SortTarget::Key || request.sort_order() == SortOrder::Descend {
             sort(&mut kvs, request);
         }
         let limit = usize::try_from(request.limit).ok().filter(|limit| *limit > 0);
@@ -261,12 +261,13 @@ pub(crate) fn header_of(revision: u64) -> ResponseHeader {
     }
 }
 
-/// Whether the answer has the order of the keys.
+/// Whether the pairs are read in the order in which they are wanted. As in etcd, a request that names no order may be limited before
+/// its pairs are sorted by another target than the key.
 pub(crate) fn is_in_key_order(request: &RangeRequest) -> bool {
-    match (request.sort_order(), request.sort_target()) {
-        (SortOrder::None | SortOrder::Ascend, SortTarget::Key) => true,
-        // etcd takes no order for ascending, so another target sorts.
-        (_, _) => false,
+    match request.sort_order() {
+        SortOrder::None => true,
+        SortOrder::Ascend => request.sort_target() == SortTarget::Key,
+        SortOrder::Descend => false,
     }
 }
 

@@ -5,5 +5,6 @@ package etcd
 
 import (
 	_ "go.etcd.io/etcd/etcdctl/v3"
+	_ "go.etcd.io/etcd/server/v3"
 	_ "go.etcd.io/etcd/tests/v3/common"
 )

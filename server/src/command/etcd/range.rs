@@ -174,6 +174,8 @@ impl RangeWalk {
             }
             self.is_done = true;
         } else if self.left.1.as_ref().is_some_and(|high| *high <= self.left.0) {
+            // There is nothing in it, and the revision may be wrong all the same.
+            keys.node(self.at, &self.left.0)?;
             self.is_done = true;
         } else if self.wanted > 0 {
             let (page, next) = keys.page(self.at, &self.left, self.wanted.min(PAGE_NODES))?;

@@ -126,9 +126,9 @@ impl Maker {
             for message in &file.message_type {
                 add_message(&mut messages, &format!(".{}", file.package()), message);
             }
-            for service in file.service.iter().filter(|_| file.package() == "duramen.v1") {
+            for service in &file.service {
                 methods.extend(service.method.iter().map(|method| Method {
-                    path: format!("/duramen.v1.{}/{}", service.name(), method.name()),
+                    path: format!("/{}.{}/{}", file.package(), service.name(), method.name()),
                     input: method.input_type().to_string(),
                 }));
             }
@@ -273,7 +273,12 @@ fn random_requests_get_answers_that_mean_something() {
         before(panic);
     }));
     let directory = tempfile::tempdir().unwrap();
-    let server = serve_with(directory.path(), &[("acknowledge", "written")]);
+    let settings = [
+        ("acknowledge", "written"),
+        ("etcd_listen", "127.0.0.1:0"),
+        ("etcd_tree", "t"),
+    ];
+    let server = serve_with(directory.path(), &settings);
     let mut maker = Maker::new(seed);
     client(async {
         let mut clients = connect(&server).await;
@@ -286,7 +291,10 @@ fn random_requests_get_answers_that_mean_something() {
             let (path, requests) = maker.request();
             let told = format!("request {number} to {path}, seed {seed}: {requests:?}");
             if let Err(status) = call(&clients.channel, &path, requests).await {
-                let is_defect = matches!(status.code(), Code::Unknown | Code::DataLoss | Code::Unimplemented)
+                // etcd has no code of its own for an election without a leader, and clusters of several members are not there.
+                let is_of_etcd = !path.starts_with("/duramen.v1.");
+                let is_defect = matches!(status.code(), Code::Unknown | Code::Unimplemented) && !is_of_etcd
+                    || status.code() == Code::DataLoss
                     // What is no protocol buffer at all is refused below the services.
                     || status.code() == Code::Internal && !status.message().contains("decode");
                 assert!(!is_defect, "{told}: {status:?}");

@@ -16,6 +16,7 @@ use duramen_proto::v1::{self, CommitRequest, CommitResponse, Operation, Operatio
 use tonic::Code;
 
 use super::ENTRY_VERSION;
+use super::etcd;
 use super::idempotency::{Keys, Known};
 use super::kept::{Kept, Recorder};
 use super::options::topic_options;
@@ -145,8 +146,7 @@ impl Applier {
         match &command.change {
             Some(Change::Commit(commit)) => !(is_one_row(&commit.then) && is_one_row(&commit.otherwise)),
             Some(Change::Tree(command)) => !trees::is_whole_command(command),
-            // All that is usually refused is refused before anything is written.
-            Some(Change::Etcd(_)) => false,
+            Some(Change::Etcd(command)) => !command.request.as_ref().is_none_or(etcd::changes_one_key),
             // It takes savepoints of its own where it needs them.
             Some(Change::Lease(_) | Change::EndSession(_) | Change::OpenSession(_) | Change::Extend(_)) => false,
             _ => true,

@@ -52,6 +52,25 @@ pub(crate) fn is_read_only(request: &TxnRequest) -> bool {
     request.success.iter().chain(&request.failure).all(reads)
 }
 
+/// Whether a transaction changes one key at most, whatever it finds: then it changes nothing when it is refused.
+pub(crate) fn changes_one_key(request: &TxnRequest) -> bool {
+    let writes = |operation: &RequestOp| match &operation.request {
+        Some(Request::RequestRange(_)) | None => 0,
+        Some(Request::RequestPut(_)) => 1,
+        Some(Request::RequestDeleteRange(delete)) if delete.range_end.is_empty() => 1,
+        Some(Request::RequestDeleteRange(_)) => 2,
+        Some(Request::RequestTxn(inner)) => {
+            if is_read_only(inner) {
+                0
+            } else {
+                2
+            }
+        }
+    };
+    let changes = |operations: &[RequestOp]| operations.iter().map(writes).sum::<usize>();
+    changes(&request.success) <= 1 && changes(&request.failure) <= 1
+}
+
 /// Answers a transaction that changes nothing.
 pub(crate) fn read_transaction(keys: &impl Keys, request: &TxnRequest) -> Result<Result<TxnResponse, EtcdError>> {
     let branches = branches(keys, request)?;

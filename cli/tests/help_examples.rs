@@ -69,6 +69,7 @@ const COMMANDS: &[&[&str]] = &[
     &["load"],
     &["compact"],
     &["serve"],
+    &["etcd"],
     &["config"],
     &["config", "check"],
     &["health"],
@@ -118,6 +119,10 @@ fn whole(command: &[&str], example: &str) -> String {
             "duramen serve --data-dir shop --listen '' --unix-socket duramen.sock > out & server=$!; {ADVICE}
             {example} || exit 1; {END}"
         ),
+        ["etcd"] => {
+            let place = "export ETCD_LISTEN_CLIENT_URLS=http://127.0.0.1:0";
+            format!("{place}; {example} > out & server=$!; {ADVICE}; {END}")
+        }
         ["serve"] => format!("export DURAMEN_LISTEN=127.0.0.1:0; {example} > out & server=$!; {ADVICE}; {END}"),
         ["health"] => format!(
             "duramen serve --listen '' --unix-socket duramen.sock > out & server=$!; {ADVICE}

@@ -73,6 +73,7 @@ const COMMANDS: &[&str] = &[
     "load",
     "compact",
     "serve",
+    "etcd",
     "config",
     "config check",
     "health",

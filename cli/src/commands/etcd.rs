@@ -237,7 +237,11 @@ impl Etcd {
                 env!("CARGO_PKG_VERSION"),
                 config.data_dir.display(),
                 urls.join(" and ")
-            ))
+            ))?;
+            match urls.first().filter(|_| !listening.is_tls) {
+                Some(url) => output.line(format_args!("try: duramen health --server {url}")),
+                None => Ok(()),
+            }
         })
     }
 

@@ -221,7 +221,7 @@ impl EtcdDoor {
         set.add(0, options).map_err(|error| of_etcd(failed(&error)))?;
         loop {
             set.arm();
-            // What has changed is read anew: the answer is the leader, whatever happened in between.
+            // What has changed is read again: the answer is the leader, whatever happened in between.
             let has_more = set.take().map_err(|error| of_etcd(failed(&error)))?.1;
             if let Some((header, pair)) = self.leader(name).await? {
                 let seen = (pair.create_revision, pair.mod_revision);

@@ -31,7 +31,7 @@ impl EtcdDoor {
         Ok(())
     }
 
-    /// A hash of all keys at a revision; 0: the newest one. Returns it with the revision and the first one that can be read.
+    /// A hash of all keys at a revision; 0: the newest one. Returns it with the revision and the first readable revision.
     async fn hash(&self, revision: i64) -> Result<(u32, u64, u64), Status> {
         let view = self.view()?;
         let first = view.first_revision().map_err(|error| of_etcd(failed(&error)))?;

@@ -158,7 +158,7 @@ impl Watcher {
         }
     }
 
-    /// What there is to send now, and whether there may be more.
+    /// What can be sent now, and whether there may be more.
     fn look(&mut self) -> Result<(Vec<WatchResponse>, bool), Status> {
         if self.checked.elapsed() >= CHECK {
             self.checked = Instant::now();

@@ -50,31 +50,28 @@ async fn start(program: &str, first: &[&str], directory: &Path) -> Member {
         format!("http://127.0.0.1:{clients}"),
         format!("http://127.0.0.1:{peers}"),
     );
-    let process = Command::new(program)
-        .args(first)
-        .args(["--name=member", "--log-level=error"])
-        .arg(format!("--data-dir={}", directory.display()))
-        .arg(format!("--listen-client-urls={clients}"))
-        .arg(format!("--advertise-client-urls={clients}"))
-        .arg(format!("--listen-peer-urls={peers}"))
-        .arg(format!("--initial-advertise-peer-urls={peers}"))
-        .arg(format!("--initial-cluster=member={peers}"))
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
+    let endpoint = Endpoint::from_shared(clients.clone()).unwrap();
+    let member = Member {
+        process: Command::new(program)
+            .args(first)
+            .args(["--name=member", "--log-level=error"])
+            .arg(format!("--data-dir={}", directory.display()))
+            .arg(format!("--listen-client-urls={clients}"))
+            .arg(format!("--advertise-client-urls={clients}"))
+            .arg(format!("--listen-peer-urls={peers}"))
+            .arg(format!("--initial-advertise-peer-urls={peers}"))
+            .arg(format!("--initial-cluster=member={peers}"))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap(),
+        channel: endpoint.connect_lazy(),
+    };
     let begun = Instant::now();
-    let endpoint = Endpoint::from_shared(clients).unwrap();
-    loop {
+    while KvClient::new(member.channel.clone()).range(all()).await.is_err() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{program} does not answer");
         tokio::time::sleep(Duration::from_millis(20)).await;
-        let Ok(channel) = endpoint.connect().await else {
-            continue;
-        };
-        let ready = KvClient::new(channel.clone()).range(all()).await;
-        if ready.is_ok() {
-            return Member { process, channel };
-        }
     }
+    member
 }
 
 fn all() -> RangeRequest {

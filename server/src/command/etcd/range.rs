@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use duramen::Result;
-use duramen::tree::{Node, Selection, TreeView, TreeWrites};
+use duramen::tree::{Node, Nodes, Page, Selection, TreeView, TreeWrites};
 use duramen_proto::etcd::kv::KeyValue;
 use duramen_proto::etcd::server::range_request::{SortOrder, SortTarget};
 use duramen_proto::etcd::server::{RangeRequest, RangeResponse, ResponseHeader};
@@ -50,10 +50,10 @@ pub(crate) trait Keys {
     fn first(&self) -> Result<u64>;
     /// The node of a key.
     fn node(&self, at: Option<u64>, key: &[u8]) -> Result<Option<Node>>;
-    /// Nodes of a range, at most so many, and the last key that was looked at, unless that were all.
-    fn page(&self, at: Option<u64>, range: &Bounds, nodes: usize) -> Result<(Vec<(Vec<u8>, Node)>, Option<Vec<u8>>)>;
-    /// Number of nodes of the beginning of a range, and the last key that was looked at, unless that were all.
-    fn count(&self, at: Option<u64>, range: &Bounds) -> Result<(u64, Option<Vec<u8>>)>;
+    /// Nodes of a range, at most so many, with the last key that was looked at, unless that were all.
+    fn page(&self, at: Option<u64>, range: &Bounds, nodes: usize) -> Result<Page<Nodes>>;
+    /// Number of nodes of the beginning of a range, with the last key that was looked at, unless that were all.
+    fn count(&self, at: Option<u64>, range: &Bounds) -> Result<Page<u64>>;
 }
 
 impl Keys for TreeView {
@@ -72,22 +72,20 @@ impl Keys for TreeView {
         }
     }
 
-    fn page(&self, at: Option<u64>, range: &Bounds, nodes: usize) -> Result<(Vec<(Vec<u8>, Node)>, Option<Vec<u8>>)> {
+    fn page(&self, at: Option<u64>, range: &Bounds, nodes: usize) -> Result<Page<Nodes>> {
         let selection = Selection::range(&range.0, range.1.as_deref());
-        let page = match at {
-            None => TreeView::page(self, &selection, None, nodes)?,
-            Some(revision) => self.at_revision(revision)?.page(&selection, None, nodes)?,
-        };
-        Ok((page.content, page.next))
+        match at {
+            None => TreeView::page(self, &selection, None, nodes),
+            Some(revision) => self.at_revision(revision)?.page(&selection, None, nodes),
+        }
     }
 
-    fn count(&self, at: Option<u64>, range: &Bounds) -> Result<(u64, Option<Vec<u8>>)> {
+    fn count(&self, at: Option<u64>, range: &Bounds) -> Result<Page<u64>> {
         let selection = Selection::range(&range.0, range.1.as_deref());
-        let page = match at {
-            None => self.count_page(&selection, None)?,
-            Some(revision) => self.at_revision(revision)?.count_page(&selection, None)?,
-        };
-        Ok((page.content, page.next))
+        match at {
+            None => self.count_page(&selection, None),
+            Some(revision) => self.at_revision(revision)?.count_page(&selection, None),
+        }
     }
 }
 
@@ -112,18 +110,20 @@ impl Keys for TreeWrites<'_> {
         Ok(found)
     }
 
-    fn page(&self, at: Option<u64>, range: &Bounds, nodes: usize) -> Result<(Vec<(Vec<u8>, Node)>, Option<Vec<u8>>)> {
-        let mut found = Vec::new();
+    fn page(&self, at: Option<u64>, range: &Bounds, nodes: usize) -> Result<Page<Nodes>> {
+        let mut content = Vec::new();
         self.range(at, &range.0, range.1.as_deref(), |path, node| {
-            found.push((path.to_vec(), node));
-            Ok(found.len() < nodes)
+            content.push((path.to_vec(), node));
+            Ok(content.len() < nodes)
         })?;
-        let next = (found.len() >= nodes).then(|| found.last().map(|(path, _)| path.clone()));
-        Ok((found, next.flatten()))
+        let next = (content.len() >= nodes).then(|| content.last().map(|(path, _)| path.clone()));
+        let next = next.flatten();
+        Ok(Page { content, next })
     }
 
-    fn count(&self, at: Option<u64>, range: &Bounds) -> Result<(u64, Option<Vec<u8>>)> {
-        Ok((self.count_range(at, &range.0, range.1.as_deref())?, None))
+    fn count(&self, at: Option<u64>, range: &Bounds) -> Result<Page<u64>> {
+        let content = self.count_range(at, &range.0, range.1.as_deref())?;
+        Ok(Page { content, next: None })
     }
 }
 
@@ -178,17 +178,18 @@ impl RangeWalk {
             keys.node(self.at, &self.left.0)?;
             self.is_done = true;
         } else if self.wanted > 0 {
-            let (page, next) = keys.page(self.at, &self.left, self.wanted.min(PAGE_NODES))?;
-            self.count += page.len() as u64;
-            self.wanted -= page.len().min(self.wanted);
-            for (path, node) in page {
+            let page = keys.page(self.at, &self.left, self.wanted.min(PAGE_NODES))?;
+            let nodes = page.content;
+            self.count += nodes.len() as u64;
+            self.wanted -= nodes.len().min(self.wanted);
+            for (path, node) in nodes {
                 self.take(path.into(), node);
             }
-            self.go_on_after(next);
+            self.go_on_after(page.next);
         } else {
-            let (count, next) = keys.count(self.at, &self.left)?;
-            self.count += count;
-            self.go_on_after(next);
+            let page = keys.count(self.at, &self.left)?;
+            self.count += page.content;
+            self.go_on_after(page.next);
         }
         Ok(self.is_done)
     }

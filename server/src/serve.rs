@@ -213,7 +213,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         .iter()
         .filter_map(|listener| listener.local_addr().ok())
         .collect();
-    let etcd = (!of_etcd.is_empty()).then(|| EtcdDoor::new(&state, &etcd_config(config, &of_etcd)));
+    let etcd = (!of_etcd.is_empty()).then(|| EtcdDoor::new(&state, &etcd_config(config, &of_etcd), &config.data_dir));
     let listening = Listening {
         tcp: first_tcp,
         is_tls: first_tcp.is_some() && config.tls.is_some(),

@@ -12,6 +12,7 @@ use duramen_proto::etcd::server::{
     DowngradeRequest, DowngradeResponse, HashKvRequest, HashKvResponse, HashRequest, HashResponse, MoveLeaderRequest,
     MoveLeaderResponse, SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse,
 };
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use xxhash_rust::xxh3::Xxh3;
@@ -20,6 +21,7 @@ use super::{ETCD_VERSION, EtcdDoor, TERM};
 use crate::command::{EtcdError, of_etcd, signed};
 use crate::error::failed;
 use crate::security::Access;
+use crate::services::send;
 
 /// Nodes that a hash reads at once.
 const HASHED_NODES: usize = 1_000;
@@ -162,9 +164,25 @@ impl Maintenance for EtcdDoor {
 
     type SnapshotStream = ReceiverStream<Result<SnapshotResponse, Status>>;
 
+    /// Streams a file that `etcdutl snapshot restore` takes: the newest revision without its history, and the leases.
     async fn snapshot(&self, request: Request<SnapshotRequest>) -> Result<Response<Self::SnapshotStream>, Status> {
         self.authorize(&request, Access::Admin)?;
-        Err(Status::unimplemented("not yet"))
+        let (messages, mut made) = mpsc::channel(1);
+        let done = self.send_snapshot(messages)?;
+        let (sender, receiver) = mpsc::channel(1);
+        // When this ends early, it drops `made`, and the thread ends with its next message.
+        send(self.state(), sender.clone(), async move {
+            while let Some(message) = made.recv().await {
+                if sender.send(Ok(message)).await.is_err() {
+                    return;
+                }
+            }
+            let done = done.await;
+            if let Err(status) = done.unwrap_or_else(|error| Err(Status::internal(error.to_string()))) {
+                let _ = sender.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
     async fn move_leader(&self, request: Request<MoveLeaderRequest>) -> Result<Response<MoveLeaderResponse>, Status> {

@@ -5,6 +5,7 @@
 //! watch         Watch
 //! lease         Lease
 //! maintenance   Status, HashKV, Alarm, Snapshot and the like
+//! snapshot      snapshot files in etcd's own format
 //! cluster       the one member that there is
 //! auth          tokens of the server as passwords of etcd
 //! concurrency   Lock and Election, made of the services above
@@ -17,8 +18,10 @@ mod concurrency;
 mod kv;
 mod lease;
 mod maintenance;
+mod snapshot;
 mod watch;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -45,6 +48,8 @@ use crate::command::{EtcdError, of_etcd};
 use crate::error::{failed, status};
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, unexpected};
+
+pub use snapshot::{EtcdLease, EtcdSnapshot, EtcdSnapshotError};
 
 /// The version of etcd whose services these are.
 pub const ETCD_VERSION: &str = "3.6.0";
@@ -104,6 +109,8 @@ pub(crate) struct EtcdDoor(Arc<Door>);
 struct Door {
     state: State,
     config: EtcdConfig,
+    /// The directory of the store, for temporary files.
+    directory: PathBuf,
     cluster_id: u64,
     member_id: u64,
     /// The quota was reached: writes are refused until a client disarms the alarm.
@@ -112,11 +119,12 @@ struct Door {
 
 impl EtcdDoor {
     /// The services in front of a tree that exists.
-    pub(crate) fn new(state: &State, config: &EtcdConfig) -> EtcdDoor {
+    pub(crate) fn new(state: &State, config: &EtcdConfig, directory: &Path) -> EtcdDoor {
         let [cluster_id, member_id] = ids(state.store.id(), &config.name);
         EtcdDoor(Arc::new(Door {
             state: state.clone(),
             config: config.clone(),
+            directory: directory.into(),
             cluster_id,
             member_id,
             is_out_of_space: AtomicBool::new(false),

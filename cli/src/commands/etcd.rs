@@ -1,11 +1,14 @@
-//! `duramen etcd`: a server in the place of etcd, with etcd's own flags.
+//! `duramen etcd`: a server in the place of etcd, with etcd's own flags, and an import of what etcd holds.
+
+mod import;
+mod source;
 
 use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{ArgAction, Args};
+use clap::{ArgAction, Args, Subcommand};
 use duramen_server::{Config, ETCD_VERSION, EtcdConfig};
 use serde_json::json;
 
@@ -18,6 +21,8 @@ const ETCD_EXAMPLES: &str = r"Examples:
     $ duramen etcd
   With a name, a directory and ports as a unit file of etcd has them:
     $ duramen etcd --name m1 --data-dir m1.etcd --listen-client-urls http://127.0.0.1:0
+  What an etcd holds, in a store:
+    # duramen etcd import snapshot.db default.etcd
 
 The program behaves so by itself when its name is `etcd`: `ln -s duramen etcd`. Flags come from
 ETCD_ variables too, as in ETCD_DATA_DIR. What belongs to a cluster of several members is refused.
@@ -25,8 +30,16 @@ Programs of Duramen itself use the same port: `duramen tree list --server 127.0.
 
 /// Serve a tree to etcd's own clients, with etcd's flags
 #[derive(Args, Debug)]
-#[command(after_help = ETCD_EXAMPLES, disable_version_flag = true, args_override_self = true)]
+#[command(
+    after_help = ETCD_EXAMPLES,
+    args_conflicts_with_subcommands = true,
+    args_override_self = true,
+    disable_version_flag = true
+)]
 pub struct Etcd {
+    #[command(subcommand)]
+    action: Option<Action>,
+
     /// Name of the member
     #[arg(long, value_name = "NAME", env = "ETCD_NAME", default_value = "default")]
     name: String,
@@ -134,6 +147,11 @@ pub struct Etcd {
     without_effect: WithoutEffect,
 }
 
+#[derive(Subcommand, Debug)]
+enum Action {
+    Import(import::Import),
+}
+
 /// Flags of etcd that have no effect here: there are no other members, and no snapshots of a log.
 #[derive(Args, Debug)]
 struct WithoutEffect {
@@ -201,6 +219,9 @@ pub fn as_etcd(mut arguments: Vec<OsString>) -> Vec<OsString> {
 
 impl Etcd {
     pub fn run(self, output: &mut Output) -> Outcome {
+        if let Some(Action::Import(import)) = self.action {
+            return import.run(output);
+        }
         if self.version {
             if output.is_json {
                 output.json(&json!({"etcd": ETCD_VERSION, "duramen": env!("CARGO_PKG_VERSION")}))?;

@@ -1,0 +1,288 @@
+//! What an import reads: a snapshot file of etcd, or a running etcd at one revision.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use duramen_proto::etcd::kv::KeyValue;
+use duramen_proto::etcd::server::kv_client::KvClient;
+use duramen_proto::etcd::server::lease_client::LeaseClient;
+use duramen_proto::etcd::server::{LeaseLeasesRequest, LeaseTimeToLiveRequest, RangeRequest};
+use duramen_server::{EtcdSnapshot, EtcdSnapshotError};
+use prost::Message;
+use tokio::runtime::{Builder, Runtime};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::progress::Meter;
+
+/// Pairs of the first range, and the most pairs of a range.
+const PAIRS_FIRST: i64 = 16;
+const PAIRS_MAX: i64 = 1_000;
+/// Bytes that a range is meant to have.
+const RANGE_BYTES: i64 = 4 << 20;
+
+/// Where keys and leases come from.
+pub(super) struct Source {
+    from: Kind,
+    /// The leases: their ids, and how many seconds they last.
+    pub(super) leases: BTreeMap<i64, i64>,
+    /// The newest revision.
+    pub(super) revision: i64,
+    /// Number of keys.
+    pub(super) keys: u64,
+}
+
+enum Kind {
+    File(Opened),
+    Server(Remote),
+}
+
+struct Opened {
+    name: String,
+    snapshot: EtcdSnapshot,
+}
+
+/// A running etcd.
+struct Remote {
+    runtime: Runtime,
+    channel: Channel,
+    url: String,
+    spool: Spool,
+}
+
+/// The pairs of a running etcd in a file: ranges are in the order of keys, and an import is in that of revisions.
+struct Spool {
+    file: File,
+    /// Revision, position and bytes of each pair, in the order of revisions.
+    places: Vec<(i64, u64, usize)>,
+}
+
+impl Source {
+    /// Opens a source and checks it, or copies it to an unnamed file in a directory.
+    pub(super) fn open(from: &str, directory: &Path) -> Outcome<Source> {
+        match from.split_once("://") {
+            None => Source::of_file(from),
+            Some(("http", _)) => Source::of_server(from, directory),
+            Some(_) => {
+                let message = format!("{from:?} is no URL of an etcd without TLS");
+                let hint = "write it as in http://127.0.0.1:2379, or import what `etcdctl snapshot save FILE` saves";
+                Err(Failure::wrong_call(message).hint(hint))
+            }
+        }
+    }
+
+    fn of_file(name: &str) -> Outcome<Source> {
+        let snapshot = EtcdSnapshot::open(name).map_err(|error| of_snapshot(name, &error))?;
+        if snapshot.has_auth() {
+            crate::output::say("users and roles of etcd are not imported; `duramen token create` makes tokens");
+        }
+        Ok(Source {
+            leases: snapshot.leases().iter().map(|lease| (lease.id, lease.ttl)).collect(),
+            revision: i64::try_from(snapshot.revision()).unwrap_or(i64::MAX),
+            keys: snapshot.keys(),
+            from: Kind::File(Opened {
+                name: name.into(),
+                snapshot,
+            }),
+        })
+    }
+
+    fn of_server(url: &str, directory: &Path) -> Outcome<Source> {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Failure::of_io("preparing the connection", &error))?;
+        let endpoint = Endpoint::from_shared(url.trim_end_matches('/').to_string());
+        let endpoint = endpoint.map_err(|error| Failure::wrong_call(format!("{url:?} is no URL: {error}")))?;
+        let channel = {
+            let _entered = runtime.enter();
+            endpoint.connect_lazy()
+        };
+        let mut remote = Remote {
+            runtime,
+            channel,
+            url: url.into(),
+            spool: Spool::new(directory)?,
+        };
+        let revision = remote.fill_spool(directory)?;
+        let leases = remote.leases()?;
+        Ok(Source {
+            leases,
+            revision,
+            keys: remote.spool.places.len() as u64,
+            from: Kind::Server(remote),
+        })
+    }
+
+    /// Calls `visit` with all pairs, in the order of the revisions that changed them last.
+    pub(super) fn each_in_order(&self, mut visit: impl FnMut(KeyValue) -> Outcome<()>) -> Outcome<()> {
+        match &self.from {
+            Kind::File(file) => file.each(&mut visit),
+            Kind::Server(remote) => remote.spool.each(&mut visit),
+        }
+    }
+
+    /// Reads all pairs again where they come from, in any order.
+    pub(super) fn each_again(&self, mut visit: impl FnMut(KeyValue) -> Outcome<()>) -> Outcome<()> {
+        match &self.from {
+            Kind::File(file) => file.each(&mut visit),
+            Kind::Server(remote) => remote.each(self.revision, &mut visit).map(drop),
+        }
+    }
+
+    /// The lease that a pair has when it is imported; 0: none. `None`: the pair is not imported. A running etcd has deleted the
+    /// keys of a lease that ended since the import began. A file whose keys have leases that it does not have is as etcd made it.
+    pub(super) fn lease_of(&self, pair: &KeyValue) -> Option<i64> {
+        match &self.from {
+            _ if pair.lease == 0 || self.leases.contains_key(&pair.lease) => Some(pair.lease),
+            Kind::File(_) => Some(0),
+            Kind::Server(_) => None,
+        }
+    }
+}
+
+impl Opened {
+    fn each(&self, visit: &mut dyn FnMut(KeyValue) -> Outcome<()>) -> Outcome<()> {
+        /// Why the reading of a file ended early.
+        enum Ended {
+            Read(EtcdSnapshotError),
+            Visit(Failure),
+        }
+        impl std::convert::From<EtcdSnapshotError> for Ended {
+            fn from(error: EtcdSnapshotError) -> Ended {
+                Ended::Read(error)
+            }
+        }
+        let read = self.snapshot.each(|pair| visit(pair).map_err(Ended::Visit));
+        read.map_err(|ended| match ended {
+            Ended::Read(error) => of_snapshot(&self.name, &error),
+            Ended::Visit(failure) => failure,
+        })
+    }
+}
+
+impl Remote {
+    /// Copies all pairs of the newest revision to the spool. Returns the revision.
+    fn fill_spool(&mut self, directory: &Path) -> Outcome<i64> {
+        let mut spool = Spool::new(directory)?;
+        let mut file = BufWriter::new(spool.file.try_clone().map_err(|error| of_spool(&error))?);
+        let mut meter = Meter::new("reading", "keys");
+        let mut position = 0;
+        let revision = self.each(0, &mut |pair| {
+            let bytes = pair.encode_to_vec();
+            file.write_all(&bytes).map_err(|error| of_spool(&error))?;
+            spool.places.push((pair.mod_revision, position, bytes.len()));
+            position += bytes.len() as u64;
+            meter.update(spool.places.len() as u64, 0);
+            Ok(())
+        })?;
+        file.flush().map_err(|error| of_spool(&error))?;
+        drop(file);
+        spool.places.sort_unstable();
+        self.spool = spool;
+        Ok(revision)
+    }
+
+    /// Reads all pairs of a revision, in the order of their keys; 0: of the newest one. Returns the revision.
+    fn each(&self, mut revision: i64, visit: &mut dyn FnMut(KeyValue) -> Outcome<()>) -> Outcome<i64> {
+        let mut client = KvClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
+        let (mut key, mut limit) = (vec![0], PAIRS_FIRST);
+        loop {
+            let request = RangeRequest {
+                key: key.clone().into(),
+                range_end: vec![0].into(),
+                limit,
+                revision,
+                ..RangeRequest::default()
+            };
+            let response = self.runtime.block_on(client.range(request));
+            let response = response.map_err(|status| self.failure(&status))?.into_inner();
+            if revision == 0 {
+                revision = response.header.map_or(0, |header| header.revision);
+            }
+            let Some(last) = response.kvs.last() else { break };
+            key = [&last.key[..], &[0]].concat();
+            let bytes: usize = response.kvs.iter().map(Message::encoded_len).sum();
+            let pair_bytes = (bytes / response.kvs.len()).max(1) as i64;
+            limit = (RANGE_BYTES / pair_bytes).clamp(1, PAIRS_MAX);
+            response.kvs.into_iter().try_for_each(&mut *visit)?;
+            if !response.more {
+                break;
+            }
+        }
+        Ok(revision)
+    }
+
+    /// The leases that have not ended.
+    fn leases(&self) -> Outcome<BTreeMap<i64, i64>> {
+        let mut client = LeaseClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
+        let found = self.runtime.block_on(client.lease_leases(LeaseLeasesRequest {}));
+        let found = found.map_err(|status| self.failure(&status))?.into_inner();
+        let mut leases = BTreeMap::new();
+        for lease in found.leases {
+            let request = LeaseTimeToLiveRequest {
+                id: lease.id,
+                keys: false,
+            };
+            let told = self.runtime.block_on(client.lease_time_to_live(request));
+            let told = match told {
+                Ok(told) => told.into_inner(),
+                Err(status) if status.code() == Code::NotFound => continue,
+                Err(status) => return Err(self.failure(&status)),
+            };
+            if told.ttl > 0 {
+                leases.insert(lease.id, told.granted_ttl);
+            }
+        }
+        Ok(leases)
+    }
+
+    fn failure(&self, status: &Status) -> Failure {
+        let exit = match status.code() {
+            // A compaction has overtaken the import.
+            Code::OutOfRange | Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted => Exit::TryAgain,
+            _ => Exit::WrongCall,
+        };
+        Failure::new(exit, format!("the etcd at {}: {}", self.url, status.message()))
+    }
+}
+
+impl Spool {
+    fn new(directory: &Path) -> Outcome<Spool> {
+        Ok(Spool {
+            file: tempfile::tempfile_in(directory).map_err(|error| of_spool(&error))?,
+            places: Vec::new(),
+        })
+    }
+
+    fn each(&self, visit: &mut dyn FnMut(KeyValue) -> Outcome<()>) -> Outcome<()> {
+        for (_, position, length) in &self.places {
+            let mut bytes = vec![0; *length];
+            let read = self.file.read_exact_at(&mut bytes, *position);
+            read.map_err(|error| of_spool(&error))?;
+            let pair = KeyValue::decode(&bytes[..]);
+            visit(pair.map_err(|error| Failure::damaged(format!("a temporary file has changed: {error}")))?)?;
+        }
+        Ok(())
+    }
+}
+
+fn of_spool(error: &std::io::Error) -> Failure {
+    Failure::of_io("a temporary file beside the store", error)
+}
+
+fn of_snapshot(name: &str, error: &EtcdSnapshotError) -> Failure {
+    let exit = match error {
+        EtcdSnapshotError::Damaged(_) => Exit::Damaged,
+        _ => Exit::WrongCall,
+    };
+    let failure = Failure::new(exit, format!("{name} cannot be imported: {error}"));
+    match error {
+        EtcdSnapshotError::Foreign(_) => {
+            failure.hint("import what `etcdctl snapshot save FILE` saves, a copy of member/snap/db, or from a URL")
+        }
+        _ => failure,
+    }
+}

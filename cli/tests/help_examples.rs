@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Scratch;
+use common::{EtcdServer, Scratch};
 
 /// All commands that have help; hidden commands have none.
 const COMMANDS: &[&[&str]] = &[
@@ -70,6 +70,7 @@ const COMMANDS: &[&[&str]] = &[
     &["compact"],
     &["serve"],
     &["etcd"],
+    &["etcd", "import"],
     &["config"],
     &["config", "check"],
     &["health"],
@@ -133,6 +134,17 @@ fn whole(command: &[&str], example: &str) -> String {
             "(while sleep 0.05; do duramen put shop apples $RANDOM --map stock; done) & trap \"kill $!\" EXIT
             {example}"
         ),
+        ["etcd"] => format!(
+            "{example} --listen-client-urls http://127.0.0.1:0 > out & server=$!
+            until grep -q ready out; do sleep 0.05; done; {END}"
+        ),
+        ["etcd", "import"] => {
+            let example = example.replace("http://127.0.0.1:2379", "$(sed 's/.* on //; s/: .*//' out)");
+            format!(
+                "duramen etcd --listen-client-urls http://127.0.0.1:0 --data-dir from > out & server=$!
+                until grep -q ready out; do sleep 0.05; done; {example} || exit 1; {END}"
+            )
+        }
         ["token", ..] => format!(
             "test -d duramen-data || duramen maps create duramen-data orders
             duramen token create reader --allow 'read:*' > token; {example}"
@@ -152,6 +164,9 @@ fn every_example_in_the_help_succeeds() {
     let prepared = Scratch::new();
     let preparation = prepared.shell(PREPARATION);
     assert_eq!(preparation.code, 0, "{}", preparation.stderr);
+    let etcd = EtcdServer::start(&prepared.path("etcd"));
+    std::fs::write(prepared.path("snapshot.db"), etcd.snapshot()).unwrap();
+    drop(etcd);
     for command in COMMANDS {
         // Examples change what they find, so each command gets a copy.
         let scratch = Scratch::new();
@@ -184,6 +199,7 @@ fn every_visible_command_is_tested_here() {
         &["tree", "lease"],
         &["groups"],
         &["checkpoint"],
+        &["etcd"],
         &["config"],
         &["cert"],
         &["token"],

@@ -160,3 +160,62 @@ pub fn seed() -> u64 {
     println!("DURAMEN_SEED={seed}");
     seed
 }
+
+/// A `duramen etcd`, and the URL where it listens. It is killed when it is dropped.
+pub struct EtcdServer {
+    process: Child,
+    pub url: String,
+}
+
+impl EtcdServer {
+    /// Starts one on a free port.
+    pub fn start(store: &Path) -> EtcdServer {
+        let mut process = Command::new(BINARY)
+            .args([
+                "etcd",
+                "--json",
+                "--listen-client-urls",
+                "http://127.0.0.1:0",
+                "--data-dir",
+            ])
+            .arg(store)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        let mut line = String::new();
+        let stdout = process.stdout.as_mut().expect("asked for");
+        BufReader::new(stdout).read_line(&mut line).expect("a line");
+        let told: Value = serde_json::from_str(&line).expect("the server tells where it listens");
+        let url = told["etcd"][0].as_str().expect("a URL").to_string();
+        EtcdServer { process, url }
+    }
+
+    /// What `etcdctl snapshot save` would write.
+    pub fn snapshot(&self) -> Vec<u8> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let client = duramen_proto::etcd::server::maintenance_client::MaintenanceClient::connect(self.url.clone());
+            let mut client = client.await.expect("a connection");
+            let request = duramen_proto::etcd::server::SnapshotRequest::default();
+            let mut messages = client.snapshot(request).await.expect("a stream").into_inner();
+            let (mut bytes, mut remaining) = (Vec::new(), None);
+            while let Some(message) = messages.message().await.expect("a message") {
+                assert!(message.blob.len() <= 32 << 10);
+                if let Some(remaining) = remaining.filter(|remaining| *remaining > 0) {
+                    assert_eq!(message.remaining_bytes + message.blob.len() as u64, remaining);
+                }
+                remaining = Some(message.remaining_bytes);
+                bytes.extend_from_slice(&message.blob);
+            }
+            assert_eq!(bytes.len() % 4_096, 32, "pages and a SHA-256");
+            bytes
+        })
+    }
+}
+
+impl Drop for EtcdServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

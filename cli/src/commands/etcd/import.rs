@@ -142,9 +142,10 @@ impl Import {
 
 /// A directory on the disk of a store that may not exist yet.
 fn beside(store: &Path) -> PathBuf {
-    let parents = store.ancestors().skip(1);
-    let found = parents.filter(|parent| parent.is_dir()).next();
-    found.map_or_else(|| ".".into(), Path::to_path_buf)
+    let mut parents = store.ancestors().skip(1);
+    parents
+        .find(|parent| parent.is_dir())
+        .map_or_else(|| ".".into(), Path::to_path_buf)
 }
 
 /// Refuses what a tree cannot hold.

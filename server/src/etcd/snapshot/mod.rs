@@ -18,3 +18,6 @@ mod save;
 mod stream;
 
 pub use load::{EtcdLease, EtcdSnapshot, EtcdSnapshotError};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+//! `duramen etcd import` takes what `duramen etcd` serves, from a snapshot file and from its URL.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use common::{EtcdServer, Scratch};
+use duramen::tree::{Node, Trees};
+use duramen::{Options, Store};
+use duramen_proto::etcd::server::kv_client::KvClient;
+use duramen_proto::etcd::server::lease_client::LeaseClient;
+use duramen_proto::etcd::server::request_op::Request;
+use duramen_proto::etcd::server::{DeleteRangeRequest, LeaseGrantRequest, PutRequest, RequestOp, TxnRequest};
+
+const TRANSACTIONS: u32 = 30;
+const PUTS: u32 = 100;
+const LEASES: i64 = 20;
+
+fn put(key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>, lease: i64) -> PutRequest {
+    PutRequest {
+        key: key.into().into(),
+        value: value.into().into(),
+        lease,
+        ..PutRequest::default()
+    }
+}
+
+/// Keys of many sizes and revisions, with leases, histories and deletions.
+fn fill(server: &EtcdServer) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(async {
+        let mut leases = LeaseClient::connect(server.url.clone()).await.unwrap();
+        for id in 1..=LEASES {
+            let ttl = 1_000 * id;
+            leases.lease_grant(LeaseGrantRequest { ttl, id }).await.unwrap();
+        }
+        let mut keys = KvClient::connect(server.url.clone()).await.unwrap();
+        for transaction in 0..TRANSACTIONS {
+            let puts = (0..PUTS).map(|number| {
+                let key = format!("{:03}/{transaction}", number * 37 % PUTS);
+                let lease = i64::from(number) % (LEASES + 1);
+                RequestOp {
+                    request: Some(Request::RequestPut(put(
+                        key,
+                        vec![number as u8; number as usize],
+                        lease,
+                    ))),
+                }
+            });
+            let request = TxnRequest {
+                success: puts.collect(),
+                ..TxnRequest::default()
+            };
+            keys.txn(request).await.unwrap();
+            keys.put(put("hot", transaction.to_string(), 0)).await.unwrap();
+        }
+        for mebibyte in 0..3 {
+            let key = format!("large/{mebibyte}");
+            keys.put(put(key, vec![mebibyte; 1 << 20], 0)).await.unwrap();
+        }
+        keys.put(put(vec![0, 255, 0], b"".to_vec(), 3)).await.unwrap();
+        let request = DeleteRangeRequest {
+            key: b"050/".to_vec().into(),
+            range_end: b"0500".to_vec().into(),
+            ..DeleteRangeRequest::default()
+        };
+        keys.delete_range(request).await.unwrap();
+    });
+}
+
+/// The nodes of a tree, and its leases with their seconds.
+fn content(directory: &Path, tree: &str) -> (BTreeMap<Vec<u8>, Node>, Vec<(u64, u64)>) {
+    let store: Store = Options::new().create(false).open(directory).unwrap();
+    let trees = Trees::open(&store).unwrap();
+    let view = trees.get(tree).unwrap().expect("the tree").view().unwrap();
+    let mut nodes = BTreeMap::new();
+    view.range([], None, |path, node| {
+        nodes.insert(path.to_vec(), node);
+        Ok(true)
+    })
+    .unwrap();
+    let leases = view
+        .leases()
+        .unwrap()
+        .into_iter()
+        .map(|lease| (lease.id, lease.ttl.as_secs()));
+    (nodes, leases.collect())
+}
+
+#[test]
+fn an_import_has_keys_values_leases_and_the_order_of_revisions() {
+    let scratch = Scratch::new();
+    let server = EtcdServer::start(&scratch.path("source"));
+    fill(&server);
+    fs::write(scratch.path("snapshot.db"), server.snapshot()).unwrap();
+    let of_file = scratch.done(&["etcd", "import", "snapshot.db", "of-file", "--json"]);
+    let of_url = scratch.done(&["etcd", "import", &server.url, "of-url", "--tree", "other", "--json"]);
+    drop(server);
+    let (source, leases) = content(&scratch.path("source"), "etcd");
+    assert_eq!(source.len() as u32, TRANSACTIONS * (PUTS - 1) + 5);
+    assert_eq!(leases.len() as i64, LEASES);
+    for (told, directory, tree) in [(of_file, "of-file", "etcd"), (of_url, "of-url", "other")] {
+        let told = &told.json()[0];
+        assert_eq!((&told["keys"], &told["leases"]), (&source.len().into(), &LEASES.into()));
+        let (imported, imported_leases) = content(&scratch.path(directory), tree);
+        assert_eq!(imported_leases, leases);
+        assert!(imported.keys().eq(source.keys()));
+        let mut revisions = Vec::new();
+        for (path, node) in &source {
+            let found = &imported[path];
+            assert_eq!((&found.payload, found.lease), (&node.payload, node.lease));
+            assert_eq!((found.version, found.create_revision), (1, found.revision));
+            revisions.push((node.revision, found.revision));
+        }
+        revisions.sort_unstable();
+        assert!(
+            revisions
+                .windows(2)
+                .all(|pair| pair[0].0 == pair[1].0 || pair[0].1 < pair[1].1)
+        );
+    }
+}
+
+#[test]
+fn an_import_refuses_damage_and_trees_that_exist() {
+    let scratch = Scratch::new();
+    let server = EtcdServer::start(&scratch.path("source"));
+    fill(&server);
+    let snapshot = server.snapshot();
+    drop(server);
+    let mut damaged = snapshot.clone();
+    damaged[snapshot.len() / 2] ^= 1;
+    let refused: [(&[u8], i32, &str); 4] = [
+        (&damaged, 5, "SHA-256"),
+        (&snapshot[..snapshot.len() / 8_192 * 4_096], 5, "ends after"),
+        (b"hello", 2, "not a snapshot"),
+        (b"", 2, "empty"),
+    ];
+    for (bytes, code, words) in refused {
+        fs::write(scratch.path("file"), bytes).unwrap();
+        let ended = scratch.run(&["etcd", "import", "file", "store"]);
+        assert_eq!(ended.code, code, "{}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+        assert!(!scratch.path("store").exists(), "nothing was made");
+    }
+    // A copy of the data file of etcd has no SHA-256.
+    fs::write(scratch.path("file"), &snapshot[..snapshot.len() - 32]).unwrap();
+    let done = scratch.done(&["etcd", "import", "file", "store"]);
+    assert!(done.text().contains("revisions begin again"), "{}", done.text());
+    let again = scratch.run(&["etcd", "import", "file", "store"]);
+    assert_eq!(again.code, 2, "{}", again.stderr);
+    assert!(again.stderr.contains("already"), "{}", again.stderr);
+    let nowhere = scratch.run(&["etcd", "import", "http://127.0.0.1:1", "store"]);
+    assert_eq!(nowhere.code, 3, "{}", nowhere.stderr);
+}
+
+#[test]
+fn wrong_calls_are_refused() {
+    let scratch = Scratch::new();
+    let calls: [&[&str]; 2] = [
+        &["etcd", "import", "https://127.0.0.1:1", "store"],
+        &["etcd", "--name", "m1", "import", "file", "store"],
+    ];
+    for call in calls {
+        let ended = scratch.run(call);
+        assert_eq!(ended.code, 2, "{}", ended.stderr);
+    }
+}

@@ -70,8 +70,10 @@ fn fill(server: &EtcdServer) {
     });
 }
 
+type NodesByPath = BTreeMap<Vec<u8>, Node>;
+
 /// The nodes of a tree, and its leases with their seconds.
-fn content(directory: &Path, tree: &str) -> (BTreeMap<Vec<u8>, Node>, Vec<(u64, u64)>) {
+fn content(directory: &Path, tree: &str) -> (NodesByPath, Vec<(u64, u64)>) {
     let store: Store = Options::new().create(false).open(directory).unwrap();
     let trees = Trees::open(&store).unwrap();
     let view = trees.get(tree).unwrap().expect("the tree").view().unwrap();

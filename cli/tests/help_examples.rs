@@ -134,12 +134,8 @@ fn whole(command: &[&str], example: &str) -> String {
             "(while sleep 0.05; do duramen put shop apples $RANDOM --map stock; done) & trap \"kill $!\" EXIT
             {example}"
         ),
-        ["etcd"] => format!(
-            "{example} --listen-client-urls http://127.0.0.1:0 > out & server=$!
-            until grep -q ready out; do sleep 0.05; done; {END}"
-        ),
         ["etcd", "import"] => {
-            let example = example.replace("http://127.0.0.1:2379", "$(sed 's/.* on //; s/: .*//' out)");
+            let example = example.replace("http://127.0.0.1:2379", "$(sed -n 's/.* on \\(.*\\): ready.*/\\1/p' out)");
             format!(
                 "duramen etcd --listen-client-urls http://127.0.0.1:0 --data-dir from > out & server=$!
                 until grep -q ready out; do sleep 0.05; done; {example} || exit 1; {END}"

@@ -26,7 +26,8 @@ const EXAMPLES: &str = r"Examples:
     $ duramen etcd import http://127.0.0.1:2379 moved.etcd --tree config --json
 
 The file is checked before anything is written: its SHA-256, its pages and its rows. A copy of the
-file member/snap/db has no SHA-256. The store must not have the tree yet; a failure deletes it.
+file member/snap/db has no SHA-256. The store must not have the tree yet. A
+failure deletes it; a kill leaves a part of it.
 
 Keys, values and leases are imported, and then compared with the source. History, users and roles
 are not. Revisions begin again: each key is as if created by the import, in the order of the

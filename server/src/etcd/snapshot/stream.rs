@@ -75,7 +75,7 @@ fn send_file(
     );
     let send = |remaining_bytes, blob: Vec<u8>| {
         let message = SnapshotResponse {
-            header: Some(header.clone()),
+            header: Some(*header),
             remaining_bytes,
             blob: Bytes::from(blob),
             version: ETCD_VERSION.into(),

@@ -135,7 +135,10 @@ fn whole(command: &[&str], example: &str) -> String {
             {example}"
         ),
         ["etcd", "import"] => {
-            let example = example.replace("http://127.0.0.1:2379", "$(sed -n 's/.* on \\(.*\\): ready.*/\\1/p' out)");
+            let example = example.replace(
+                "http://127.0.0.1:2379",
+                "$(sed -n 's/.* on \\(.*\\): ready.*/\\1/p' out)",
+            );
             format!(
                 "duramen etcd --listen-client-urls http://127.0.0.1:0 --data-dir from > out & server=$!
                 until grep -q ready out; do sleep 0.05; done; {example} || exit 1; {END}"

@@ -74,6 +74,7 @@ const COMMANDS: &[&str] = &[
     "compact",
     "serve",
     "etcd",
+    "etcd import",
     "config",
     "config check",
     "health",

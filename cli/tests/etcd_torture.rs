@@ -121,10 +121,8 @@ fn is_linearisable(first: Option<u64>, history: &[Done]) -> bool {
     }
     events.sort_unstable();
     let count = events.len();
-    let (mut next, mut before): (Vec<usize>, Vec<usize>) = ((1..=count + 1).collect(), vec![0; count + 2]);
-    for place in 1..=count + 1 {
-        before[place] = place - 1;
-    }
+    let mut next: Vec<usize> = (1..=count + 2).collect();
+    let mut before: Vec<usize> = std::iter::once(0).chain(0..=count).collect();
     let mut end_of = vec![0; history.len()];
     for (place, (_, is_end, number)) in events.iter().enumerate() {
         if *is_end {

@@ -38,7 +38,7 @@ use crate::command::{Applier, Kept, Sessions};
 use crate::config::Config;
 use crate::connection::{Accepted, register_all};
 use crate::error::is_of_a_restore;
-use crate::etcd::{EtcdConfig, EtcdDoor};
+use crate::etcd::{EtcdConfig, EtcdDoor, compact_by_itself};
 use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
 use crate::metrics::{self, Sources};
 use crate::pages::Pages;
@@ -252,7 +252,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         calls,
     };
     let (restores, restored) = watch::channel(false);
-    let (pages, health_of_store) = (state.clone(), health.clone());
+    let (pages, health_of_store, door) = (state.clone(), health.clone(), etcd);
     let thread = thread::Builder::new().name("accept".into()).spawn(move || {
         accepting.block_on(async {
             let mut closing = closing;
@@ -263,6 +263,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
                 () = end_old_listings(&pages) => {}
                 () = end_expired(&pages) => {}
                 () = tend(&pages) => {}
+                () = compact_by_itself(door) => {}
                 () = watch_store(&pages.store, &health_of_store, &restores) => {}
                 _ = closing.wait_for(|closing| *closing) => {}
             }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{ArgAction, Args, Subcommand};
-use duramen_server::{Config, ETCD_VERSION, EtcdConfig};
+use duramen_server::{Config, ETCD_VERSION, EtcdConfig, EtcdRetention};
 use serde_json::json;
 
 use super::serve;
@@ -121,6 +121,24 @@ pub struct Etcd {
         value_parser = humantime::parse_duration
     )]
     watch_progress_notify_interval: Duration,
+
+    /// What --auto-compaction-retention counts: periodic (time) or revision
+    #[arg(
+        long,
+        value_name = "MODE",
+        env = "ETCD_AUTO_COMPACTION_MODE",
+        default_value = "periodic"
+    )]
+    auto_compaction_mode: String,
+
+    /// What is kept of earlier revisions: a time, as in 10m, hours, or revisions; 0: all
+    #[arg(
+        long,
+        value_name = "KEPT",
+        env = "ETCD_AUTO_COMPACTION_RETENTION",
+        default_value = "0"
+    )]
+    auto_compaction_retention: String,
 
     /// What is logged: debug, info, warn, error or off
     #[arg(long, value_name = "LEVEL", env = "ETCD_LOG_LEVEL", default_value = "info")]
@@ -310,9 +328,38 @@ impl Etcd {
             request_bytes_max: self.max_request_bytes,
             progress_every: self.watch_progress_notify_interval,
             quota_bytes: u64::try_from(self.quota_backend_bytes).unwrap_or(0),
+            retention: self.retention()?,
             ..config.etcd
         };
         Ok(config)
+    }
+}
+
+impl Etcd {
+    fn retention(&self) -> Outcome<EtcdRetention> {
+        let (mode, kept) = (&self.auto_compaction_mode[..], &self.auto_compaction_retention[..]);
+        let number = kept.parse::<u64>().ok();
+        match (mode, number) {
+            ("periodic" | "revision", Some(0)) => Ok(EtcdRetention::All),
+            ("revision", Some(revisions)) => Ok(EtcdRetention::Revisions(revisions)),
+            ("periodic", Some(hours)) => Ok(EtcdRetention::Time(Duration::from_secs(hours.saturating_mul(3_600)))),
+            ("periodic", None) => match humantime::parse_duration(kept) {
+                Ok(time) if time.is_zero() => Ok(EtcdRetention::All),
+                Ok(time) => Ok(EtcdRetention::Time(time)),
+                Err(_) => Err(Failure::wrong_call(format!(
+                    "--auto-compaction-retention is {kept:?}, which is no time"
+                ))
+                .hint("write it as in 10m, or as a number of hours")),
+            },
+            ("revision", None) => Err(Failure::wrong_call(format!(
+                "--auto-compaction-retention is {kept:?}, which is no number of revisions"
+            ))
+            .hint("write it as in 1000, or take --auto-compaction-mode periodic")),
+            _ => {
+                Err(Failure::wrong_call(format!("--auto-compaction-mode is {mode:?}"))
+                    .hint("write periodic or revision"))
+            }
+        }
     }
 }
 

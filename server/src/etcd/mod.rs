@@ -7,6 +7,7 @@
 //! maintenance   Status, HashKV, Alarm, Snapshot and the like
 //! snapshot      snapshot files in etcd's own format
 //! cluster       the one member that there is
+//! compaction    compactions that no client asks for
 //! auth          tokens of the server as passwords of etcd
 //! concurrency   Lock and Election, made of the services above
 //! ```
@@ -14,6 +15,7 @@
 
 mod auth;
 mod cluster;
+mod compaction;
 mod concurrency;
 mod kv;
 mod lease;
@@ -49,6 +51,8 @@ use crate::error::{failed, status};
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, unexpected};
 
+pub use compaction::EtcdRetention;
+pub(crate) use compaction::compact_by_itself;
 pub use snapshot::{EtcdLease, EtcdSnapshot, EtcdSnapshotError};
 
 /// The version of etcd whose services these are.
@@ -84,6 +88,8 @@ pub struct EtcdConfig {
     pub progress_every: Duration,
     /// Bytes of the store from which on writes are refused; 0: no limit but the device's.
     pub quota_bytes: u64,
+    /// Which earlier revisions are kept.
+    pub retention: EtcdRetention,
 }
 
 impl Default for EtcdConfig {
@@ -98,6 +104,7 @@ impl Default for EtcdConfig {
             request_bytes_max: 3 << 19,
             progress_every: Duration::from_secs(600),
             quota_bytes: 0,
+            retention: EtcdRetention::All,
         }
     }
 }

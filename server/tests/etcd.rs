@@ -1,0 +1,412 @@
+//! What the door for etcd's clients promises beyond etcd's own tests: permissions, limits, compactions by itself, and waits that end
+//! with their client. `cli/tests/etcd.rs` runs etcd's own tests, and `cli/tests/etcd_answers.rs` compares answers with etcd.
+
+mod common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use common::*;
+use duramen_proto::etcd::election::election_client::ElectionClient;
+use duramen_proto::etcd::election::{CampaignRequest, LeaderRequest, ProclaimRequest, ResignRequest};
+use duramen_proto::etcd::lock::lock_client::LockClient;
+use duramen_proto::etcd::lock::{LockRequest, UnlockRequest};
+use duramen_proto::etcd::server::alarm_request::AlarmAction;
+use duramen_proto::etcd::server::auth_client::AuthClient;
+use duramen_proto::etcd::server::kv_client::KvClient;
+use duramen_proto::etcd::server::lease_client::LeaseClient;
+use duramen_proto::etcd::server::maintenance_client::MaintenanceClient;
+use duramen_proto::etcd::server::request_op::Request as Operation;
+use duramen_proto::etcd::server::watch_client::WatchClient;
+use duramen_proto::etcd::server::watch_request::RequestUnion;
+use duramen_proto::etcd::server::*;
+use duramen_server::{Config, EtcdRetention, NewToken, Running, create_token, start};
+use tokio::sync::mpsc;
+use tonic::transport::Channel;
+use tonic::{Code, Request};
+
+fn config(directory: &Path) -> Config {
+    let flags = [
+        ("data_dir", directory.join("store").display().to_string()),
+        ("listen", String::new()),
+        ("etcd_listen", "127.0.0.1:0".to_string()),
+        ("acknowledge", "written".to_string()),
+        ("threads", "2".to_string()),
+    ];
+    Config::collect(&flags, None).unwrap()
+}
+
+async fn channel(server: &Running) -> Channel {
+    let address = server.listening().etcd[0];
+    let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
+    endpoint.connect().await.unwrap()
+}
+
+fn pair(key: &str, value: &str) -> duramen_proto::etcd::server::PutRequest {
+    duramen_proto::etcd::server::PutRequest {
+        key: key.to_string().into(),
+        value: value.to_string().into(),
+        ..Default::default()
+    }
+}
+
+fn one(key: &str) -> RangeRequest {
+    RangeRequest {
+        key: key.to_string().into(),
+        ..Default::default()
+    }
+}
+
+/// A stream of watches: what is sent there, and what comes back.
+async fn watch(channel: &Channel) -> (mpsc::Sender<WatchRequest>, tonic::Streaming<WatchResponse>) {
+    let (sender, receiver) = mpsc::channel(10);
+    let requests = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let responses = WatchClient::new(channel.clone()).watch(requests).await.unwrap();
+    (sender, responses.into_inner())
+}
+
+fn create(request: WatchCreateRequest) -> WatchRequest {
+    WatchRequest {
+        request_union: Some(RequestUnion::CreateRequest(request)),
+    }
+}
+
+#[test]
+fn a_principal_is_a_user_whose_password_is_its_token() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = duramen::Store::open(directory.path().join("store")).unwrap();
+    let token = |name: &str, permission: &str| {
+        let new = NewToken {
+            principal: name.into(),
+            permissions: vec![permission.parse().unwrap()],
+            is_for_certificates: false,
+            valid_for: None,
+            calls: 0,
+            bytes_per_second: 0,
+        };
+        create_token(&store, &new).unwrap().text.unwrap()
+    };
+    let (reader, other) = (token("reader", "read:tree:etcd"), token("other", "read:tree:others"));
+    store.close().unwrap();
+    let server = start(&config(directory.path())).unwrap();
+    client(async {
+        let channel = channel(&server).await;
+        let (mut auth, mut kv) = (AuthClient::new(channel.clone()), KvClient::new(channel.clone()));
+        assert!(auth.auth_status(AuthStatusRequest {}).await.unwrap().get_ref().enabled);
+        let refused = kv.range(one("a")).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthenticated);
+        let user = |name: &str, password: &str| AuthenticateRequest {
+            name: name.into(),
+            password: password.into(),
+        };
+        for (name, password) in [("reader", "wrong"), ("other", &reader[..]), ("", &reader[..])] {
+            let refused = auth.authenticate(user(name, password)).await.unwrap_err();
+            assert_eq!(
+                refused.message(),
+                "etcdserver: authentication failed, invalid user ID or password"
+            );
+        }
+        let given = auth
+            .authenticate(user("reader", &reader))
+            .await
+            .unwrap()
+            .into_inner()
+            .token;
+        let with = |token: &str, range| {
+            let mut request = Request::new(range);
+            request.metadata_mut().insert("token", token.parse().unwrap());
+            request
+        };
+        kv.range(with(&given, one("a"))).await.unwrap();
+        let refused = kv.range(with(&other, one("a"))).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+        let mut put = Request::new(pair("a", "1"));
+        put.metadata_mut().insert("token", given.parse().unwrap());
+        assert_eq!(kv.put(put).await.unwrap_err().code(), Code::PermissionDenied);
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn what_is_too_large_is_refused_as_etcd_refuses_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(&config(directory.path())).unwrap();
+    client(async {
+        let mut kv = KvClient::new(channel(&server).await);
+        let text = |bytes: usize| "x".repeat(bytes);
+        let refused = kv.put(pair("a", &text(1_600_000))).await.unwrap_err();
+        assert_eq!(refused.message(), "etcdserver: request is too large");
+        let refused = kv.put(pair("a", &text(3_000_000))).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        let refused = kv.put(pair(&text(1_001), "")).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        kv.put(pair(&text(1_000), "")).await.unwrap();
+        let put = |number: usize| RequestOp {
+            request: Some(Operation::RequestPut(pair(&number.to_string(), ""))),
+        };
+        let transaction = |operations| TxnRequest {
+            success: (0..operations).map(put).collect(),
+            ..Default::default()
+        };
+        kv.txn(transaction(128)).await.unwrap();
+        let refused = kv.txn(transaction(129)).await.unwrap_err();
+        assert_eq!(refused.message(), "etcdserver: too many operations in txn request");
+        // Transactions in transactions end somewhere.
+        let mut deep = transaction(1);
+        for _ in 0..40 {
+            deep = TxnRequest {
+                success: vec![RequestOp {
+                    request: Some(Operation::RequestTxn(deep)),
+                }],
+                ..Default::default()
+            };
+        }
+        assert_eq!(kv.txn(deep).await.unwrap_err().code(), Code::InvalidArgument);
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_quota_stops_puts_until_its_alarm_is_disarmed() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path());
+    config.etcd.quota_bytes = 200_000;
+    let server = start(&config).unwrap();
+    client(async {
+        let channel = channel(&server).await;
+        let (mut kv, mut operator) = (KvClient::new(channel.clone()), MaintenanceClient::new(channel));
+        let refused = loop {
+            if let Err(refused) = kv.put(pair("a", &"x".repeat(10_000))).await {
+                break refused;
+            }
+        };
+        assert_eq!(refused.message(), "etcdserver: mvcc: database space exceeded");
+        let ask = |action: AlarmAction| AlarmRequest {
+            action: action as i32,
+            ..Default::default()
+        };
+        let alarms = operator.alarm(ask(AlarmAction::Get)).await.unwrap().into_inner().alarms;
+        assert_eq!(alarms.len(), 1);
+        // Reading and deleting go on.
+        let newest = kv.range(one("a")).await.unwrap().into_inner().header.unwrap().revision;
+        let delete = DeleteRangeRequest {
+            key: "a".into(),
+            ..Default::default()
+        };
+        kv.delete_range(delete).await.unwrap();
+        let compact = CompactionRequest {
+            revision: newest + 1,
+            physical: true,
+        };
+        kv.compact(compact).await.unwrap();
+        operator.defragment(DefragmentRequest {}).await.unwrap();
+        assert!(kv.put(pair("a", "1")).await.is_err());
+        operator.alarm(ask(AlarmAction::Deactivate)).await.unwrap();
+        kv.put(pair("a", "1")).await.unwrap();
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn old_revisions_are_compacted_without_a_client() {
+    for retention in [EtcdRetention::Time(Duration::from_millis(200)), EtcdRetention::All] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = config(directory.path());
+        config.etcd.retention = retention;
+        let server = start(&config).unwrap();
+        client(async {
+            let mut kv = KvClient::new(channel(&server).await);
+            for number in 0..10 {
+                kv.put(pair("a", &number.to_string())).await.unwrap();
+            }
+            let old = RangeRequest {
+                revision: 2,
+                ..one("a")
+            };
+            match retention {
+                EtcdRetention::All => drop(kv.range(old).await.unwrap()),
+                _ => {
+                    while kv.range(old.clone()).await.is_ok() {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                    assert_eq!(kv.range(one("a")).await.unwrap().get_ref().count, 1);
+                }
+            }
+        });
+        server.stop().unwrap();
+    }
+}
+
+#[test]
+fn watches_come_in_fragments_begin_later_and_tell_how_far_they_are() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path());
+    config.etcd.request_bytes_max = 6_000;
+    config.etcd.progress_every = Duration::from_millis(50);
+    let server = start(&config).unwrap();
+    client(async {
+        let channel = channel(&server).await;
+        let mut kv = KvClient::new(channel.clone());
+        let put = |number: usize| RequestOp {
+            request: Some(Operation::RequestPut(pair(&format!("k{number}"), &"x".repeat(40)))),
+        };
+        let transaction = TxnRequest {
+            success: (0..100).map(put).collect(),
+            ..Default::default()
+        };
+        // Revision 2 has 100 changes, and a deletion of all of them is revision 3.
+        kv.txn(transaction).await.unwrap();
+        let all = DeleteRangeRequest {
+            key: "k".into(),
+            range_end: "l".into(),
+            ..Default::default()
+        };
+        kv.delete_range(all).await.unwrap();
+        let range = WatchCreateRequest {
+            key: "k".into(),
+            range_end: "l".into(),
+            start_revision: 2,
+            prev_kv: true,
+            fragment: true,
+            progress_notify: true,
+            ..Default::default()
+        };
+        let (sender, mut responses) = watch(&channel).await;
+        sender.send(create(range.clone())).await.unwrap();
+        let (mut events, mut parts) = (0, 0);
+        while events < 200 {
+            let response = responses.message().await.unwrap().unwrap();
+            events += response.events.len();
+            parts += usize::from(!response.events.is_empty());
+            let is_last = events == 200 || events == 100 && !response.fragment;
+            assert!(response.created || response.fragment || is_last, "{events}");
+        }
+        assert!(parts > 2, "{parts}");
+        // Without changes it learns how far it is, by its own id; a request for progress is for all watches.
+        let response = responses.message().await.unwrap().unwrap();
+        assert_eq!((response.watch_id, response.events.len()), (0, 0));
+        let ask = WatchRequest {
+            request_union: Some(RequestUnion::ProgressRequest(WatchProgressRequest {})),
+        };
+        sender.send(ask).await.unwrap();
+        while responses.message().await.unwrap().unwrap().watch_id != -1 {}
+        // A watch that begins later leaves out what comes before.
+        let later = WatchCreateRequest {
+            key: "late".into(),
+            start_revision: 6,
+            ..Default::default()
+        };
+        let (sender, mut responses) = watch(&channel).await;
+        sender.send(create(later)).await.unwrap();
+        assert!(responses.message().await.unwrap().unwrap().created);
+        for number in 4..8 {
+            kv.put(pair("late", &number.to_string())).await.unwrap();
+        }
+        let mut seen = Vec::new();
+        while seen.len() < 2 {
+            let response = responses.message().await.unwrap().unwrap();
+            seen.extend(response.events.into_iter().map(|event| event.kv.unwrap().mod_revision));
+        }
+        assert_eq!(seen, [6, 7]);
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_lock_goes_to_the_next_waiter_also_when_one_has_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(&config(directory.path())).unwrap();
+    client(async {
+        let channel = channel(&server).await;
+        let mut leases = LeaseClient::new(channel.clone());
+        let mut granted = Vec::new();
+        for id in 1..=3 {
+            let grant = LeaseGrantRequest { ttl: 60, id };
+            granted.push(leases.lease_grant(grant).await.unwrap().into_inner().id);
+        }
+        let lock = |lease: i64| {
+            let mut locks = LockClient::new(channel.clone());
+            let name = "name".into();
+            async move {
+                locks
+                    .lock(LockRequest { name, lease })
+                    .await
+                    .map(|locked| locked.into_inner().key)
+            }
+        };
+        let first = lock(granted[0]).await.unwrap();
+        assert_eq!(&first[..], b"name/1");
+        // The second waiter goes away while it waits; its place is given up.
+        let second = tokio::time::timeout(Duration::from_millis(300), lock(granted[1])).await;
+        assert!(second.is_err());
+        let third = tokio::spawn(lock(granted[2]));
+        let mut kv = KvClient::new(channel.clone());
+        while kv.range(one("name/2")).await.unwrap().get_ref().count > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(!third.is_finished());
+        LockClient::new(channel.clone())
+            .unlock(UnlockRequest { key: first })
+            .await
+            .unwrap();
+        assert_eq!(&third.await.unwrap().unwrap()[..], b"name/3");
+        let refused = LockClient::new(channel.clone())
+            .unlock(UnlockRequest::default())
+            .await
+            .unwrap_err();
+        assert_eq!(refused.message(), "etcdserver: key is not provided");
+        let gone = lock(77).await.unwrap_err();
+        assert_eq!(gone.message(), "etcdserver: requested lease not found");
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn an_election_has_one_leader_at_a_time_and_tells_of_each() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(&config(directory.path())).unwrap();
+    client(async {
+        let channel = channel(&server).await;
+        let campaign = |value: &str| {
+            let mut election = ElectionClient::new(channel.clone());
+            let request = CampaignRequest {
+                name: "leader".into(),
+                lease: 0,
+                value: value.to_string().into(),
+            };
+            async move {
+                election
+                    .campaign(request)
+                    .await
+                    .map(|elected| elected.into_inner().leader.unwrap())
+            }
+        };
+        let mut election = ElectionClient::new(channel.clone());
+        let asked = LeaderRequest { name: "leader".into() };
+        let refused = election.leader(asked.clone()).await.unwrap_err();
+        assert_eq!(refused.message(), "election: no leader");
+        let mut observed = election.observe(asked.clone()).await.unwrap().into_inner();
+        let first = campaign("first").await.unwrap();
+        let second = tokio::spawn(campaign("second"));
+        let told = observed.message().await.unwrap().unwrap();
+        assert_eq!(&told.kv.unwrap().value[..], b"first");
+        let proclaim = |leader, value: &str| ProclaimRequest {
+            leader: Some(leader),
+            value: value.to_string().into(),
+        };
+        election.proclaim(proclaim(first.clone(), "again")).await.unwrap();
+        let told = observed.message().await.unwrap().unwrap();
+        assert_eq!(&told.kv.unwrap().value[..], b"again");
+        let resign = ResignRequest {
+            leader: Some(first.clone()),
+        };
+        election.resign(resign).await.unwrap();
+        let second = second.await.unwrap().unwrap();
+        let told = observed.message().await.unwrap().unwrap();
+        assert_eq!(&told.kv.unwrap().value[..], b"second");
+        let refused = election.proclaim(proclaim(first, "late")).await.unwrap_err();
+        assert_eq!(refused.message(), "election: not leader");
+        election.proclaim(proclaim(second, "still")).await.unwrap();
+    });
+    server.stop().unwrap();
+}

@@ -100,6 +100,8 @@ enum Asked {
 struct Maker {
     rng: Rng,
     revision: i64,
+    /// Whether keys are for puts.
+    puts: bool,
 }
 
 impl Maker {
@@ -124,9 +126,13 @@ impl Maker {
             b"/",
             b"\0",
         ];
-        match self.one_in(60) {
-            true => Vec::new(),
-            false => self.rng.choice(keys).unwrap().to_vec(),
+        // No tree has keys that are longer than 1,000 bytes, so they are missing everywhere.
+        let long = [&b"a"[..], &[b'b'; 1_500]].concat();
+        match self.rng.u8(0..120) {
+            0 => Vec::new(),
+            1 if !self.puts => long,
+            2 if !self.puts => [&b"b"[..], &[0; 700]].concat(),
+            _ => self.rng.choice(keys).unwrap().to_vec(),
         }
     }
 
@@ -187,8 +193,11 @@ impl Maker {
 
     fn put(&mut self) -> PutRequest {
         let ignores = self.one_in(8);
+        self.puts = true;
+        let key = self.key();
+        self.puts = false;
         PutRequest {
-            key: self.key().into(),
+            key: key.into(),
             value: if ignores && !self.one_in(6) {
                 Vec::new()
             } else {
@@ -450,6 +459,7 @@ fn random_requests_get_the_answers_of_etcd() {
     let mut maker = Maker {
         rng: Rng::with_seed(seed()),
         revision: 1,
+        puts: false,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

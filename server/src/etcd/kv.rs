@@ -1,5 +1,6 @@
 //! `KV`: reading and changing keys.
 
+use duramen::tree::PATH_BYTES_MAX;
 use duramen_proto::command::tree_command::Change as OfTree;
 use duramen_proto::etcd::server::kv_server::Kv;
 use duramen_proto::etcd::server::range_request::SortTarget;
@@ -24,8 +25,6 @@ use crate::services::send;
 
 /// The largest answer to a range, in bytes of keys and values. A client that wants more reads in parts.
 const RESPONSE_BYTES_MAX: usize = 1 << 30;
-/// The longest key: it is a path of the tree, in which a byte 0 counts twice.
-const KEY_BYTES_MAX: usize = 1_000;
 
 impl EtcdDoor {
     /// Reads a range.
@@ -86,11 +85,11 @@ impl EtcdDoor {
 /// Refuses a key that is too long for the path of a node.
 fn check_key(key: &[u8]) -> Result<(), Status> {
     let zeros = key.iter().filter(|byte| **byte == 0).count();
-    if key.len() + zeros <= KEY_BYTES_MAX {
+    if key.len() + zeros <= PATH_BYTES_MAX {
         return Ok(());
     }
     let message = format!(
-        "a key has {} bytes, and this server takes at most {KEY_BYTES_MAX}, of which a byte 0 counts twice; take a shorter one",
+        "a key has {} bytes, and this server takes at most {PATH_BYTES_MAX}, of which a byte 0 counts twice; take a shorter one",
         key.len()
     );
     Err(status(Code::InvalidArgument, "INVALID_PATH", message))

@@ -97,6 +97,7 @@ impl Maintenance for EtcdDoor {
                 self.alarms()
             }
             AlarmAction::Deactivate if is_of_this && is_space => {
+                self.forget_measured();
                 self.0.is_out_of_space.store(false, Ordering::Relaxed);
                 before
             }

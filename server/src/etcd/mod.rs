@@ -24,9 +24,9 @@ mod snapshot;
 mod watch;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use duramen::tree::TreeView;
 use duramen_proto::command::command::Change;
@@ -66,6 +66,9 @@ const DECODED_BYTES_MAX: usize = 64 << 20;
 
 /// What a store takes before there is anything in it.
 const EMPTY_BYTES: u64 = 288 << 10;
+
+/// How often puts measure the store, where there is a quota.
+const MEASURED_EVERY: Duration = Duration::from_millis(100);
 
 /// How a server answers etcd's clients.
 #[derive(Clone, Debug)]
@@ -122,6 +125,8 @@ struct Door {
     member_id: u64,
     /// The quota was reached: writes are refused until a client disarms the alarm.
     is_out_of_space: AtomicBool,
+    /// Bytes of the store, and when they were measured.
+    measured: Mutex<Option<(Instant, u64)>>,
 }
 
 impl EtcdDoor {
@@ -135,6 +140,7 @@ impl EtcdDoor {
             cluster_id,
             member_id,
             is_out_of_space: AtomicBool::new(false),
+            measured: Mutex::default(),
         }))
     }
 
@@ -250,7 +256,7 @@ impl EtcdDoor {
             return Ok(());
         }
         let alarm = &self.0.is_out_of_space;
-        if !alarm.load(Ordering::Relaxed) && self.used_bytes()? > self.config().quota_bytes {
+        if !alarm.load(Ordering::Relaxed) && self.recent_bytes()? > self.config().quota_bytes {
             alarm.store(true, Ordering::Relaxed);
             tracing::warn!(
                 quota_bytes = self.config().quota_bytes,
@@ -261,6 +267,24 @@ impl EtcdDoor {
             true => Err(EtcdError::NoSpace.into()),
             false => Ok(()),
         }
+    }
+
+    /// As [`EtcdDoor::used_bytes`], but not newer than it has to be: the figures of a store cost more than a put.
+    fn recent_bytes(&self) -> Result<u64, Status> {
+        let mut measured = self.0.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        match *measured {
+            Some((at, bytes)) if at.elapsed() < MEASURED_EVERY => Ok(bytes),
+            _ => {
+                let bytes = self.used_bytes()?;
+                *measured = Some((Instant::now(), bytes));
+                Ok(bytes)
+            }
+        }
+    }
+
+    /// Space may have become free: the next put measures it.
+    fn forget_measured(&self) {
+        *self.0.measured.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Bytes that the content of the store takes.

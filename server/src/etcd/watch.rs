@@ -3,7 +3,7 @@
 //! A stream reads the changes of the tree as every other watch does. What etcd promises beyond that is added here: the events of a
 //! revision come together, and a watch may begin at a revision that is still to come.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::poll_fn;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ struct Watcher {
     set: TreeWatches,
     asked: HashMap<i64, Asked>,
     /// Watches with events that are held.
-    holding: Vec<i64>,
+    holding: HashSet<i64>,
     next_id: i64,
     /// Whether the client asked how far all its watches have come.
     is_progress_asked: bool,
@@ -83,7 +83,7 @@ impl Watch for EtcdDoor {
             credentials,
             set: self.watches()?,
             asked: HashMap::new(),
-            holding: Vec::new(),
+            holding: HashSet::new(),
             next_id: 0,
             is_progress_asked: false,
             checked: Instant::now(),
@@ -187,18 +187,29 @@ impl Watcher {
     fn tell(&mut self, id: i64, events: Vec<Event>, responses: &mut Vec<WatchResponse>) {
         let Some(asked) = self.asked.get_mut(&id) else { return };
         let next = self.set.resume_from(id as u64).unwrap_or(u64::MAX);
-        let mut told = std::mem::take(&mut asked.held);
-        let wanted = events
-            .into_iter()
-            .filter(|event| event.revision >= asked.from && !asked.is_silent);
-        told.extend(wanted);
-        let whole = told.partition_point(|event| event.revision < next);
-        asked.held_bytes = told[whole..].iter().map(bytes_of).sum();
-        if asked.held_bytes <= REVISION_BYTES_MAX {
-            asked.held = told.split_off(whole);
+        // What is held is of one revision, which is whole once the watch has passed it.
+        let mut told = match asked.held.first() {
+            Some(held) if held.revision < next => {
+                asked.held_bytes = 0;
+                std::mem::take(&mut asked.held)
+            }
+            _ => Vec::new(),
+        };
+        let wanted = |event: &Event| event.revision >= asked.from && !asked.is_silent;
+        for event in events.into_iter().filter(wanted) {
+            if event.revision < next {
+                told.push(event);
+            } else {
+                asked.held_bytes += bytes_of(&event);
+                asked.held.push(event);
+            }
+        }
+        if asked.held_bytes > REVISION_BYTES_MAX {
+            asked.held_bytes = 0;
+            told.append(&mut asked.held);
         }
         if !asked.held.is_empty() {
-            self.holding.push(id);
+            self.holding.insert(id);
         }
         let Some(last) = told.last() else { return };
         asked.was_told = true;
@@ -366,7 +377,7 @@ impl Watcher {
             return Ok(None);
         }
         self.set.remove(id as u64);
-        self.holding.retain(|holding| *holding != id);
+        self.holding.remove(&id);
         Ok(Some(WatchResponse {
             header: Some(self.door.newest_header()?),
             watch_id: id,

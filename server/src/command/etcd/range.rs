@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use duramen::Result;
-use duramen::tree::{Node, Nodes, Page, Selection, TreeView, TreeWrites};
+use duramen::tree::{Node, Nodes, PATH_BYTES_MAX, Page, Selection, TreeView, TreeWrites};
 use duramen_proto::etcd::kv::KeyValue;
 use duramen_proto::etcd::server::range_request::{SortOrder, SortTarget};
 use duramen_proto::etcd::server::{RangeRequest, RangeResponse, ResponseHeader};
@@ -17,12 +17,25 @@ const PAGE_NODES: usize = 1_000;
 
 /// The keys of a request. Without an end it is one key, and the end of one byte 0 is that of all keys.
 pub(crate) fn bounds(key: &[u8], end: &[u8]) -> Bounds {
-    let high = match end {
+    let key = comparable(key);
+    let high = match comparable(end) {
         [] => Some([key, &[0]].concat()),
         [0] => None,
         end => Some(end.to_vec()),
     };
     (key.to_vec(), high)
+}
+
+/// The beginning of a key that is longer than any key of a tree: every key of a tree compares with it as with the whole.
+fn comparable(key: &[u8]) -> &[u8] {
+    let mut bytes = 0;
+    for (at, byte) in key.iter().enumerate() {
+        bytes += if *byte == 0 { 2 } else { 1 };
+        if bytes > PATH_BYTES_MAX {
+            return &key[..=at];
+        }
+    }
+    key
 }
 
 /// A node as etcd's clients get it.

@@ -226,7 +226,7 @@ fn put(writes: &mut TreeWrites<'_>, request: &PutRequest) -> Result<PutResponse>
 fn delete_range(writes: &mut TreeWrites<'_>, request: &DeleteRangeRequest) -> Result<DeleteRangeResponse> {
     let mut prev_kvs = Vec::new();
     let deleted = if request.range_end.is_empty() {
-        let before = writes.delete(&request.key)?;
+        let before = writes.delete(bounds(&request.key, &[]).0)?;
         let deleted = i64::from(before.is_some());
         let before = before.filter(|_| request.prev_kv);
         prev_kvs.extend(before.map(|node| to_key_value(request.key.clone(), node)));

@@ -108,7 +108,12 @@ enum Command {
     Serve { name: String },
     /// A gRPC server with its store in a directory, or the floor; prints its address and ends with its standard input.
     #[command(hide = true)]
-    GrpcServer { directory: Option<std::path::PathBuf> },
+    GrpcServer {
+        directory: Option<std::path::PathBuf>,
+        /// Speaks etcd's protocol, and acknowledges in this class.
+        #[arg(long)]
+        etcd: Option<Class>,
+    },
     /// One of several processes that share a store.
     #[command(hide = true)]
     Member {
@@ -239,8 +244,8 @@ pub fn run() -> Result<ExitCode> {
             server.serve(std::io::stdin().lock(), std::io::stdout().lock())?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::GrpcServer { directory } => {
-            crate::brokers::grpc::serve(directory.as_deref())?;
+        Command::GrpcServer { directory, etcd } => {
+            crate::brokers::grpc::serve(directory.as_deref(), etcd)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Member {

@@ -12,6 +12,8 @@ use crate::connection::Answer;
 use crate::data::key_text;
 use crate::peer::{Found, Unsupported};
 
+const NOT_ETCD: Unsupported = Unsupported("does not speak etcd's protocol");
+
 /// An open tree.
 pub enum Tree {
     /// In the lab's process: a call returns when it is done.
@@ -25,7 +27,15 @@ impl Tree {
     pub fn full(&self) -> Result<&dyn FullTree> {
         match self {
             Tree::Embedded(tree) => tree.full(),
-            Tree::Served(_) => bail!(Unsupported("takes part in `tree-ramp` only")),
+            Tree::Served(_) => bail!(Unsupported("takes part in `tree-ramp` and `etcd-bench` only")),
+        }
+    }
+
+    /// Returns where a tree speaks etcd's protocol.
+    pub fn etcd_url(&self) -> Result<&str> {
+        match self {
+            Tree::Embedded(_) => bail!(NOT_ETCD),
+            Tree::Served(tree) => tree.etcd_url(),
         }
     }
 
@@ -104,6 +114,10 @@ pub trait Watches: Send {
 pub trait ServedTree: Send + Sync {
     /// Opens a connection, which belongs to the runtime of the caller.
     fn connect(&self) -> Answer<'_, Box<dyn TreeConnection + '_>>;
+    /// Returns where it speaks etcd's protocol.
+    fn etcd_url(&self) -> Result<&str> {
+        bail!(NOT_ETCD)
+    }
     /// Stops the server.
     fn close(self: Box<Self>) -> Result<()>;
 }

@@ -1,5 +1,5 @@
-//! etcd, with its server in a process of its own, over gRPC. The usual client builds only where `protoc` is installed, so
-//! the messages are here: the fields of etcd's `rpc.proto` that the lab uses.
+//! etcd, and Duramen's server behind etcd's protocol, each in a process of its own, through one client: the one that is
+//! generated from etcd's `.proto` files.
 //!
 //! etcd syncs its log before it answers, which is class `synced`. With `--unsafe-no-fsync` it writes the log and does not
 //! sync it, which is class `written`. A create is a transaction that compares the create revision with 0, as etcd's own
@@ -9,20 +9,23 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
-use prost::Message;
-use tonic::Request;
-use tonic::client::Grpc;
-use tonic::codegen::http::uri::PathAndQuery;
+use duramen_proto::etcd::server::compare::{CompareResult, CompareTarget, TargetUnion};
+use duramen_proto::etcd::server::kv_client::KvClient;
+use duramen_proto::etcd::server::request_op::Request;
+use duramen_proto::etcd::server::{Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use tonic::transport::{Channel, Endpoint};
-use tonic_prost::ProstCodec;
 
+use crate::brokers::grpc::{Serving, Shape};
 use crate::brokers::server::{ETCD, PATIENCE, Server, free_port};
 use crate::connection::Answer;
 use crate::peer::{Class, Description, Driver, Peer, Setting, Unsupported};
+use crate::peers::locked_version;
 use crate::tree::{ServedTree, Tree, TreeConnection};
 
 /// The driver of etcd.
 pub struct Etcd;
+/// The driver of Duramen's server behind etcd's protocol.
+pub struct DuramenEtcd;
 
 impl Driver for Etcd {
     fn describe(&self) -> Description {
@@ -67,11 +70,15 @@ impl Driver for Etcd {
             }
             Ok(arguments)
         })?;
-        let opened = Opened { server };
+        let url = format!("http://{}", server.address);
+        let opened = Opened {
+            url,
+            process: Process::Etcd(server),
+        };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // The server takes connections before it has a leader.
         let started = Instant::now();
-        while let Err(error) = runtime.block_on(async { opened.open().await?.read(b"ready".to_vec()).await }) {
+        while let Err(error) = runtime.block_on(async { opened.open().await?.get(b"ready").await }) {
             ensure!(started.elapsed() < PATIENCE, "etcd is not ready: {error}");
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
@@ -79,15 +86,66 @@ impl Driver for Etcd {
     }
 }
 
+/// Starts Duramen's server. The tests of the lab are a program that cannot serve, so there it runs in their process.
+pub fn start_duramen(directory: &Path, class: Class) -> Result<Serving> {
+    let shape = if cfg!(test) { Shape::Together } else { Shape::Apart };
+    Serving::start_etcd(shape, directory, class)
+}
+
+impl Driver for DuramenEtcd {
+    fn describe(&self) -> Description {
+        let versions = ["duramen-server", "tonic"].map(locked_version);
+        Description {
+            name: "duramen-etcd".to_string(),
+            version: versions.join(", "),
+            classes: vec![
+                (Class::Synced, "acknowledge=synced".to_string()),
+                (Class::Written, "acknowledge=written".to_string()),
+            ],
+            options: vec!["etcd_listen: the server speaks etcd's protocol".to_string()],
+            is_persistent: true,
+            is_tree: true,
+            is_no_store: true,
+            ..Description::default()
+        }
+    }
+
+    fn open(&self, _directory: &Path, _setting: Setting) -> Result<Box<dyn Peer>> {
+        bail!(Unsupported("takes part as a tree"))
+    }
+
+    fn open_tree(&self, directory: &Path, setting: Setting) -> Result<Tree> {
+        let serving = start_duramen(directory, setting.class)?;
+        Ok(Tree::Served(Box::new(Opened {
+            url: serving.url(),
+            process: Process::Duramen(serving),
+        })))
+    }
+}
+
+enum Process {
+    /// Killed on drop.
+    Etcd(#[expect(dead_code, reason = "held for its drop")] Server),
+    Duramen(Serving),
+}
+
 struct Opened {
-    server: Server,
+    url: String,
+    process: Process,
 }
 
 impl Opened {
     async fn open(&self) -> Result<Connected> {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.server.address))?.tcp_nodelay(true);
-        Ok(Connected(endpoint.connect().await?))
+        Ok(Connected(KvClient::new(connect(&self.url).await?)))
     }
+}
+
+/// Opens a connection to a server that speaks etcd's protocol.
+pub async fn connect(url: &str) -> Result<Channel> {
+    Ok(Endpoint::from_shared(url.to_string())?
+        .tcp_nodelay(true)
+        .connect()
+        .await?)
 }
 
 impl ServedTree for Opened {
@@ -95,137 +153,65 @@ impl ServedTree for Opened {
         Box::pin(async { Ok(Box::new(self.open().await?) as Box<dyn TreeConnection>) })
     }
 
+    fn etcd_url(&self) -> Result<&str> {
+        Ok(&self.url)
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
-        Ok(())
+        match self.process {
+            Process::Etcd(_) => Ok(()),
+            Process::Duramen(serving) => serving.stop(),
+        }
     }
 }
 
-struct Connected(Channel);
-
-impl Connected {
-    async fn call<M, A>(&self, method: &'static str, message: M) -> Result<A>
-    where
-        M: Message + 'static,
-        A: Message + Default + 'static,
-    {
-        let mut grpc = Grpc::new(self.0.clone());
-        grpc.ready().await?;
-        let path = PathAndQuery::from_static(method);
-        let codec = ProstCodec::<M, A>::default();
-        Ok(grpc.unary(Request::new(message), path, codec).await?.into_inner())
-    }
-
-    async fn read(&self, path: Vec<u8>) -> Result<RangeResponse> {
-        self.call("/etcdserverpb.KV/Range", RangeRequest { key: path }).await
-    }
-}
+struct Connected(KvClient<Channel>);
 
 impl TreeConnection for Connected {
     fn create(&self, path: &[u8], payload: &[u8]) -> Answer<'_, bool> {
         let is_missing = Compare {
-            result: EQUAL,
-            target: CREATE,
-            key: path.to_vec(),
-            create_revision: Some(0),
+            result: CompareResult::Equal.into(),
+            target: CompareTarget::Create.into(),
+            key: path.to_vec().into(),
+            target_union: Some(TargetUnion::CreateRevision(0)),
+            ..Compare::default()
         };
         let put = PutRequest {
-            key: path.to_vec(),
-            value: payload.to_vec(),
+            key: path.to_vec().into(),
+            value: payload.to_vec().into(),
+            ..PutRequest::default()
         };
         let transaction = TxnRequest {
             compare: vec![is_missing],
-            success: vec![RequestOp { request_put: Some(put) }],
+            success: vec![RequestOp {
+                request: Some(Request::RequestPut(put)),
+            }],
+            failure: Vec::new(),
         };
-        Box::pin(async move {
-            let answer: TxnResponse = self.call("/etcdserverpb.KV/Txn", transaction).await?;
-            Ok(answer.succeeded)
-        })
+        let mut client = self.0.clone();
+        Box::pin(async move { Ok(client.txn(transaction).await?.into_inner().succeeded) })
     }
 
     fn get(&self, path: &[u8]) -> Answer<'_, Option<Vec<u8>>> {
-        let path = path.to_vec();
-        Box::pin(async move { Ok(self.read(path).await?.kvs.pop().map(|pair| pair.value)) })
+        let (mut client, key) = (self.0.clone(), path.to_vec().into());
+        Box::pin(async move {
+            let request = RangeRequest {
+                key,
+                ..RangeRequest::default()
+            };
+            let mut found = client.range(request).await?.into_inner();
+            Ok(found.kvs.pop().map(|pair| pair.value.into()))
+        })
     }
 
     fn delete(&self, path: &[u8]) -> Answer<'_, bool> {
-        let request = DeleteRangeRequest { key: path.to_vec() };
+        let (mut client, key) = (self.0.clone(), path.to_vec().into());
         Box::pin(async move {
-            let answer: DeleteRangeResponse = self.call("/etcdserverpb.KV/DeleteRange", request).await?;
-            Ok(answer.deleted == 1)
+            let request = DeleteRangeRequest {
+                key,
+                ..DeleteRangeRequest::default()
+            };
+            Ok(client.delete_range(request).await?.into_inner().deleted == 1)
         })
     }
-}
-
-/// `Compare.CompareResult.EQUAL`, and `Compare.CompareTarget.CREATE`.
-const EQUAL: i32 = 0;
-const CREATE: i32 = 1;
-
-#[derive(Clone, PartialEq, Message)]
-struct RangeRequest {
-    #[prost(bytes, tag = "1")]
-    key: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct RangeResponse {
-    #[prost(message, repeated, tag = "2")]
-    kvs: Vec<KeyValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct KeyValue {
-    #[prost(bytes, tag = "5")]
-    value: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct PutRequest {
-    #[prost(bytes, tag = "1")]
-    key: Vec<u8>,
-    #[prost(bytes, tag = "2")]
-    value: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct DeleteRangeRequest {
-    #[prost(bytes, tag = "1")]
-    key: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct DeleteRangeResponse {
-    #[prost(int64, tag = "2")]
-    deleted: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TxnRequest {
-    #[prost(message, repeated, tag = "1")]
-    compare: Vec<Compare>,
-    #[prost(message, repeated, tag = "2")]
-    success: Vec<RequestOp>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TxnResponse {
-    #[prost(bool, tag = "2")]
-    succeeded: bool,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Compare {
-    #[prost(int32, tag = "1")]
-    result: i32,
-    #[prost(int32, tag = "2")]
-    target: i32,
-    #[prost(bytes, tag = "3")]
-    key: Vec<u8>,
-    #[prost(int64, optional, tag = "5")]
-    create_revision: Option<i64>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct RequestOp {
-    #[prost(message, optional, tag = "2")]
-    request_put: Option<PutRequest>,
 }

@@ -2,7 +2,7 @@
 //! brokers.
 
 pub mod duramen;
-mod etcd;
+pub mod etcd;
 pub mod faulty;
 pub mod grpc;
 mod nats_kv;
@@ -12,4 +12,4 @@ mod redis;
 use crate::peer::Driver;
 
 /// Trees that are neither stores nor brokers, in the order of the reports.
-pub const ALL: &[&dyn Driver] = &[&etcd::Etcd, &redis::Redis, &nats_kv::NatsKv];
+pub const ALL: &[&dyn Driver] = &[&etcd::DuramenEtcd, &etcd::Etcd, &redis::Redis, &nats_kv::NatsKv];

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::{Server, start};
 use crate::children::{self, end_with_this_thread};
+use crate::peer::Class;
 
 /// A server in another process. It stops when its standard input ends, and is killed with the thread that started it.
 pub struct Apart {
@@ -17,10 +18,11 @@ pub struct Apart {
 }
 
 impl Apart {
-    /// Starts the server with its store in a directory, or the floor without one.
-    pub fn start(directory: Option<&Path>) -> Result<Apart> {
+    /// Starts the server with its store in a directory, or the floor without one; with a class, for clients of etcd.
+    pub fn start(directory: Option<&Path>, etcd: Option<Class>) -> Result<Apart> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("grpc-server").args(directory);
+        command.args(etcd.map(|class| format!("--etcd={class}")));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         end_with_this_thread(&mut command);
         let mut child = command.spawn().context("starting a gRPC server")?;
@@ -42,8 +44,8 @@ impl Apart {
 }
 
 /// Serves until standard input ends; prints the address first.
-pub fn serve(directory: Option<&Path>) -> Result<()> {
-    let (address, server) = start(directory)?;
+pub fn serve(directory: Option<&Path>, etcd: Option<Class>) -> Result<()> {
+    let (address, server) = start(directory, etcd)?;
     println!("{address}");
     std::io::stdin().lock().read_to_end(&mut Vec::new())?;
     match server {

@@ -135,18 +135,25 @@ enum Server {
     Apart(apart::Apart),
 }
 
-/// Starts Duramen's server with its store in a directory, or the floor without one.
-fn start(directory: Option<&Path>) -> Result<(SocketAddr, Server)> {
+/// Starts Duramen's server with its store in a directory, or the floor without one. With a class, the server speaks etcd's
+/// protocol, and acknowledges in this class.
+fn start(directory: Option<&Path>, etcd: Option<Class>) -> Result<(SocketAddr, Server)> {
     let Some(directory) = directory else {
         let floor = floor::Floor::start()?;
         return Ok((floor.address, Server::Floor(floor)));
     };
     let directory = directory.display().to_string();
-    let flags = [("data_dir", &*directory), ("listen", "127.0.0.1:0"), ("threads", "1")];
-    let config = Config::collect(&flags.map(|(name, value)| (name, value.to_string())), None)?;
-    let server = duramen_server::start(&config)?;
-    let address = server.listening().tcp.context("the server listens on TCP")?;
-    Ok((address, Server::Duramen(server)))
+    let class = etcd.map(|class| class.to_string());
+    let mut flags = vec![("data_dir", &*directory)];
+    match &class {
+        None => flags.extend([("listen", "127.0.0.1:0"), ("threads", "1")]),
+        Some(class) => flags.extend([("etcd_listen", "127.0.0.1:0"), ("acknowledge", class)]),
+    }
+    let flags: Vec<_> = flags.iter().map(|(name, value)| (*name, value.to_string())).collect();
+    let server = duramen_server::start(&Config::collect(&flags, None)?)?;
+    let listening = server.listening();
+    let address = listening.tcp.or(listening.etcd.first().copied());
+    Ok((address.context("the server listens on TCP")?, Server::Duramen(server)))
 }
 
 /// A running server.
@@ -158,10 +165,19 @@ pub struct Serving {
 impl Serving {
     /// Starts a server with its store in a directory, or the floor without one.
     pub fn start(shape: Shape, directory: Option<&Path>) -> Result<Serving> {
+        Serving::start_as(shape, directory, None)
+    }
+
+    /// Starts a server that speaks etcd's protocol and acknowledges in a class.
+    pub fn start_etcd(shape: Shape, directory: &Path, class: Class) -> Result<Serving> {
+        Serving::start_as(shape, Some(directory), Some(class))
+    }
+
+    fn start_as(shape: Shape, directory: Option<&Path>, etcd: Option<Class>) -> Result<Serving> {
         let (address, server) = match shape {
-            Shape::Together => start(directory)?,
+            Shape::Together => start(directory, etcd)?,
             Shape::Apart => {
-                let apart = apart::Apart::start(directory)?;
+                let apart = apart::Apart::start(directory, etcd)?;
                 (apart.address, Server::Apart(apart))
             }
         };

@@ -157,6 +157,7 @@ pub const ALL: &[Workload] = &[
     trees::large::SUBTREE,
     trees::watches::WORKLOAD,
     trees::compaction::WORKLOAD,
+    trees::etcd_bench::WORKLOAD,
 ];
 
 /// Does the share of one process of a workload whose processes share a store.

@@ -1,6 +1,8 @@
 //! The workloads of trees, one file each.
 
 pub mod compaction;
+pub mod etcd_bench;
+mod etcd_watch;
 pub mod large;
 pub mod ramp;
 pub mod watches;
@@ -17,6 +19,7 @@ pub const NAMES: &[&str] = &[
     large::SUBTREE.name,
     watches::WORKLOAD.name,
     compaction::WORKLOAD.name,
+    etcd_bench::WORKLOAD.name,
 ];
 
 impl Context<'_> {

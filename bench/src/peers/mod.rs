@@ -77,7 +77,8 @@ pub fn of_trees() -> Vec<&'static dyn Driver> {
 
 /// Returns the peer of this name. Also finds peers with a planted fault, and those behind the lab's own driver.
 pub fn one(name: &str) -> Result<&'static dyn Driver> {
-    let faulty = faulty::ALL.iter().chain(brokers::faulty::ALL).chain(trees::faulty::ALL);
+    let faulty = faulty::ALL.iter().chain(brokers::faulty::ALL);
+    let faulty = faulty.chain(trees::faulty::ALL).chain(trees::faulty_etcd::ALL);
     let faulty = faulty.copied().find(|driver| driver.name() == name);
     match faulty.or_else(|| drivers::served(name)) {
         Some(driver) => Ok(driver),

@@ -1,4 +1,4 @@
-//! etcd, and Duramen's server behind etcd's protocol, each in a process of its own, through one client: the one that is
+//! etcd, and Duramen's server behind etcd's protocol, each in a process of its own, through the client that is
 //! generated from etcd's `.proto` files.
 //!
 //! etcd syncs its log before it answers, which is class `synced`. With `--unsafe-no-fsync` it writes the log and does not

@@ -4,6 +4,7 @@
 pub mod duramen;
 pub mod etcd;
 pub mod faulty;
+pub mod faulty_etcd;
 pub mod grpc;
 mod nats_kv;
 pub mod pairs;

@@ -138,6 +138,8 @@ honest! {
     honest_peers_pass_tree_watches_of_paths: "tree-watches/10k-paths" at 0.01,
     honest_peers_pass_tree_watches_of_subtrees: "tree-watches/100-subtrees" at 0.01,
     honest_peers_pass_tree_compaction: "tree-compaction" at 0.01,
+    honest_peers_pass_etcd_bench: "etcd-bench/operations" at 0.001,
+    honest_peers_pass_etcd_bench_for_memory: "etcd-bench/memory" at 0.001,
 }
 
 /// Checks that an honest peer never fails because of the cell's limit, wherever it falls, including between two
@@ -254,6 +256,21 @@ fn brokers_with_servers_of_their_own_are_verified_in_each_class() {
 fn limit_of_the_cell_stops_requests_to_a_server_at_any_time_and_fails_none() {
     for millis in [0, 20, 60, 100] {
         let record = requests("duramen-grpc", Class::Written, now_nanos() + millis * 1_000_000);
+        let is_stopped = record.phases.iter().any(|phase| !phase.is_complete());
+        assert!(is_stopped || millis > 0, "{record:?}");
+    }
+}
+
+#[test]
+fn limit_of_the_cell_stops_requests_of_etcd_at_any_time_and_fails_none() {
+    let driver = peers::one("duramen-etcd").expect("a peer");
+    for millis in [0, 20, 200, 1_000] {
+        let pace = Pace {
+            limit: now_nanos() + millis * 1_000_000,
+            ..pace()
+        };
+        let record =
+            run_paced("etcd-bench", driver, 0.02, pace).unwrap_or_else(|error| panic!("{millis} ms: {error:#}"));
         let is_stopped = record.phases.iter().any(|phase| !phase.is_complete());
         assert!(is_stopped || millis > 0, "{record:?}");
     }
@@ -420,6 +437,10 @@ matrix! {
     tree_watches_catches_a_change_that_was_not_shown: "tree-watches/10k-paths" catches "faulty-skips-tree" at 0.01,
     tree_compaction_catches_a_put_that_is_missing: "tree-compaction" catches "faulty-loses-tree" at 0.001,
     tree_compaction_catches_a_stale_read: "tree-compaction" catches "faulty-stale-tree" at 0.001,
+    etcd_bench_catches_a_put_that_is_missing: "etcd-bench/operations" catches "faulty-loses-etcd" at 0.001,
+    etcd_bench_catches_a_stale_read: "etcd-bench/operations" catches "faulty-stale-etcd" at 0.001,
+    etcd_bench_catches_an_event_that_was_not_shown: "etcd-bench/operations" catches "faulty-skips-etcd" at 0.001,
+    etcd_bench_for_memory_catches_a_put_that_is_missing: "etcd-bench/memory" catches "faulty-loses-etcd" at 0.001,
 }
 
 #[test]

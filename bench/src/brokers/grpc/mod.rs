@@ -144,15 +144,15 @@ fn start(directory: Option<&Path>, etcd: Option<Class>) -> Result<(SocketAddr, S
     };
     let directory = directory.display().to_string();
     let class = etcd.map(|class| class.to_string());
-    let mut flags = vec![("data_dir", &*directory)];
+    let mut flags = vec![("data_dir", &*directory), ("listen", "127.0.0.1:0")];
     match &class {
-        None => flags.extend([("listen", "127.0.0.1:0"), ("threads", "1")]),
+        None => flags.push(("threads", "1")),
         Some(class) => flags.extend([("etcd_listen", "127.0.0.1:0"), ("acknowledge", class)]),
     }
     let flags: Vec<_> = flags.iter().map(|(name, value)| (*name, value.to_string())).collect();
     let server = duramen_server::start(&Config::collect(&flags, None)?)?;
     let listening = server.listening();
-    let address = listening.tcp.or(listening.etcd.first().copied());
+    let address = listening.etcd.first().copied().or(listening.tcp);
     Ok((address.context("the server listens on TCP")?, Server::Duramen(server)))
 }
 

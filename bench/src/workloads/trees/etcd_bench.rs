@@ -132,13 +132,14 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         checker: context.checker(&values),
         puts: (0..keys).map(|_| AtomicU32::new(0)).collect(),
     };
+    if form != MEMORY {
+        etcd_watch::run(context, recorder, url, &values)?;
+    }
     for row in &rows {
         recorder.phase(&row.name, row.work, || bench.work(row))?;
     }
     if form == MEMORY {
         bench.note_memory(recorder)?;
-    } else {
-        etcd_watch::run(context, recorder, url, &values)?;
     }
     bench.verify()?;
     tree.close()

@@ -118,7 +118,7 @@ impl Driver for DuramenEtcd {
         let serving = start_duramen(directory, setting.class)?;
         Ok(Tree::Served(Box::new(Opened {
             url: serving.url(),
-            process: Process::Duramen(serving),
+            process: Process::Duramen(Box::new(serving)),
         })))
     }
 }
@@ -126,7 +126,7 @@ impl Driver for DuramenEtcd {
 enum Process {
     /// Killed on drop.
     Etcd(#[expect(dead_code, reason = "held for its drop")] Server),
-    Duramen(Serving),
+    Duramen(Box<Serving>),
 }
 
 struct Opened {

@@ -130,7 +130,7 @@ impl Driver for TonicFloor {
 }
 
 enum Server {
-    Duramen(Running),
+    Duramen(Box<Running>),
     Floor(floor::Floor),
     Apart(apart::Apart),
 }
@@ -153,7 +153,10 @@ fn start(directory: Option<&Path>, etcd: Option<Class>) -> Result<(SocketAddr, S
     let server = duramen_server::start(&Config::collect(&flags, None)?)?;
     let listening = server.listening();
     let address = listening.etcd.first().copied().or(listening.tcp);
-    Ok((address.context("the server listens on TCP")?, Server::Duramen(server)))
+    Ok((
+        address.context("the server listens on TCP")?,
+        Server::Duramen(Box::new(server)),
+    ))
 }
 
 /// A running server.

@@ -172,7 +172,8 @@ fn every_example_in_the_help_succeeds() {
         let copied = scratch.shell(&format!("cp -r {}/. .", prepared.path("").display()));
         assert_eq!(copied.code, 0, "{}", copied.stderr);
         for example in examples(&help(&scratch, command)) {
-            let ended = scratch.shell(&whole(command, example));
+            // What an earlier example said must not be taken for what this one says.
+            let ended = scratch.shell(&format!("rm -f out\n{}", whole(command, example)));
             assert_eq!(ended.code, 0, "{example}\n{}", ended.stderr);
         }
     }

@@ -266,8 +266,10 @@ impl Drop for Leaving {
             self.door.clone(),
             if_created(&self.key, self.revision, deletion(&self.key)),
         );
-        // The client has gone, so its lease ends if this fails.
-        tokio::spawn(async move { drop(door.transact(transaction).await) });
+        // The client has gone, so its lease ends if this fails, or where the server ends.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { drop(door.transact(transaction).await) });
+        }
     }
 }
 

@@ -303,10 +303,11 @@ impl Watcher {
         let Ok(start) = u64::try_from(create.start_revision) else {
             return refused(self, COMPACTED);
         };
-        let (low, high) = bounds(&key, &create.range_end);
-        if high.as_ref().is_some_and(|high| *high <= low) {
+        // Bounds are cut where they are longer than any key, so they may be equal when these are not.
+        if !matches!(create.range_end[..], [] | [0]) && create.range_end <= key {
             return refused(self, EMPTY_RANGE);
         }
+        let (low, high) = bounds(&key, &create.range_end);
         if self.asked.contains_key(&create.watch_id) && create.watch_id != 0 {
             return refused(self, DUPLICATE_ID);
         }

@@ -177,6 +177,11 @@ fn run_suite(etcdctl: &Path, suite: &Path, scratch: &Path) -> BTreeMap<String, S
     let tests = run(Command::new(suite).args(["-test.list", "."]).current_dir(&below));
     let mut results = BTreeMap::new();
     for test in tests.lines().filter(|line| line.starts_with("Test")) {
+        // It waits for what Go's HTTP/2 writes to the log of etcd, and panics at a random moment where that does not come.
+        if test == "TestAuthority" {
+            results.insert(test.into(), "fail: it reads the log of Go's HTTP/2".into());
+            continue;
+        }
         // One panic would end all of them, so each runs alone.
         let output = Command::new(suite)
             .args(["-test.v", "-test.timeout=100s", "-test.run"])

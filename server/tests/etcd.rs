@@ -22,6 +22,7 @@ use duramen_proto::etcd::server::watch_request::RequestUnion;
 use duramen_proto::etcd::server::*;
 use duramen_server::{Config, EtcdRetention, NewToken, Running, create_token, start};
 use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 use tonic::{Code, Request};
 
@@ -308,6 +309,62 @@ fn watches_come_in_fragments_begin_later_and_tell_how_far_they_are() {
             seen.extend(response.events.into_iter().map(|event| event.kv.unwrap().mod_revision));
         }
         assert_eq!(seen, [6, 7]);
+    });
+    server.stop().unwrap();
+}
+
+/// The changes of this revision are too many for one look of the watch.
+#[test]
+fn a_revision_comes_in_one_response_or_in_fragments_that_belong_together() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(&config(directory.path())).unwrap();
+    client(async {
+        let channel = channel(&server).await;
+        let mut kv = KvClient::new(channel.clone());
+        for number in 0..10 {
+            kv.put(pair(&format!("k{number}"), &"x".repeat(1_000_000)))
+                .await
+                .unwrap();
+        }
+        let all = DeleteRangeRequest {
+            key: "k".into(),
+            range_end: "l".into(),
+            ..Default::default()
+        };
+        kv.delete_range(all).await.unwrap();
+        kv.put(pair("k", "after")).await.unwrap();
+        for fragment in [false, true] {
+            let range = WatchCreateRequest {
+                key: "k".into(),
+                range_end: "l".into(),
+                start_revision: 12,
+                prev_kv: true,
+                fragment,
+                ..Default::default()
+            };
+            let mut client = WatchClient::new(channel.clone()).max_decoding_message_size(usize::MAX);
+            let requests = tokio_stream::iter([create(range)]).chain(tokio_stream::pending());
+            let mut responses = client.watch(requests).await.unwrap().into_inner();
+            // The events of each response, and whether more of them follow.
+            let mut seen = Vec::new();
+            while seen.iter().map(|(events, _)| events).sum::<usize>() < 11 {
+                let response = responses.message().await.unwrap().unwrap();
+                if !response.created {
+                    seen.push((response.events.len(), response.fragment));
+                }
+            }
+            match fragment {
+                false => assert_eq!(seen[0], (10, false), "{seen:?}"),
+                true => {
+                    let mut whole = 0;
+                    for (events, has_more) in &seen {
+                        whole += events;
+                        assert_eq!(*has_more, whole < 10, "{seen:?}");
+                    }
+                    assert!(seen.len() > 4, "{seen:?}");
+                }
+            }
+        }
     });
     server.stop().unwrap();
 }

@@ -33,11 +33,15 @@ const NO_WATCH: i64 = -1;
 const WATCHES_MAX: usize = 100_000;
 /// How often a stream looks whether its token is still valid.
 const CHECK: Duration = Duration::from_secs(2);
-/// Events of one revision that are held until all of them are there. Beyond these bytes they come in parts.
-const REVISION_BYTES_MAX: usize = 64 << 20;
+/// Events of one revision are held until all of them are there. A watch that takes fragments gets the first ones from these bytes on.
+const FRAGMENT_BYTES: usize = 4 << 20;
+/// The most that a stream holds for its other watches. A watch that would need more ends: parts of a revision would be lost to a client
+/// that begins again after them.
+const HELD_BYTES_MAX: usize = 1 << 30;
 
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 const EMPTY_RANGE: &str = "mvcc: watcher range is empty";
+const TOO_LARGE: &str = "duramen: a revision has too many changes to come in one response; watch with fragments";
 const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 
 /// What the client asked of a watch.
@@ -204,24 +208,39 @@ impl Watcher {
                 asked.held.push(event);
             }
         }
-        if asked.held_bytes > REVISION_BYTES_MAX {
+        let is_cut = asked.wants_fragments && asked.held_bytes > FRAGMENT_BYTES;
+        if is_cut {
             asked.held_bytes = 0;
             told.append(&mut asked.held);
         }
-        if !asked.held.is_empty() {
-            self.holding.insert(id);
+        let has_held = !asked.held.is_empty();
+        let parts = asked.wants_fragments.then(|| self.door.config().request_bytes_max);
+        if let Some(last) = told.last() {
+            asked.was_told = true;
+            let response = WatchResponse {
+                header: Some(self.door.header(last.revision.max(next.saturating_sub(1)))),
+                watch_id: id,
+                events: told.into_iter().map(to_event).collect(),
+                ..WatchResponse::default()
+            };
+            match parts {
+                Some(most) => divide(response, most, is_cut, responses),
+                None => responses.push(response),
+            }
         }
-        let Some(last) = told.last() else { return };
-        asked.was_told = true;
-        let response = WatchResponse {
-            header: Some(self.door.header(last.revision.max(next.saturating_sub(1)))),
-            watch_id: id,
-            events: told.into_iter().map(to_event).collect(),
-            ..WatchResponse::default()
-        };
-        match asked.wants_fragments {
-            true => divide(response, self.door.config().request_bytes_max, responses),
-            false => responses.push(response),
+        if has_held {
+            self.holding.insert(id);
+            let held = self.holding.iter().filter_map(|id| self.asked.get(id));
+            if held.map(|asked| asked.held_bytes).sum::<usize>() > HELD_BYTES_MAX {
+                self.end(id);
+                responses.push(WatchResponse {
+                    header: Some(self.door.header(next)),
+                    watch_id: id,
+                    canceled: true,
+                    cancel_reason: TOO_LARGE.into(),
+                    ..WatchResponse::default()
+                });
+            }
         }
     }
 
@@ -372,13 +391,18 @@ impl Watcher {
         self.next_id - 1
     }
 
-    /// Ends a watch. A watch that is not there is no mistake: it may have ended at the same time.
-    fn cancel(&mut self, id: i64) -> Result<Option<WatchResponse>, Status> {
-        if self.asked.remove(&id).is_none() {
-            return Ok(None);
-        }
+    /// Forgets a watch. Returns whether there was one.
+    fn end(&mut self, id: i64) -> bool {
         self.set.remove(id as u64);
         self.holding.remove(&id);
+        self.asked.remove(&id).is_some()
+    }
+
+    /// Ends a watch. A watch that is not there is no mistake: it may have ended at the same time.
+    fn cancel(&mut self, id: i64) -> Result<Option<WatchResponse>, Status> {
+        if !self.end(id) {
+            return Ok(None);
+        }
         Ok(Some(WatchResponse {
             header: Some(self.door.newest_header()?),
             watch_id: id,
@@ -415,9 +439,9 @@ fn to_event(event: Event) -> ToldEvent {
     }
 }
 
-/// Divides a response into parts that are no larger than a request.
-fn divide(response: WatchResponse, most: usize, responses: &mut Vec<WatchResponse>) {
-    if response.events.len() < 2 || response.encoded_len() < most {
+/// Divides a response into parts that are no larger than a request. `is_cut`: more parts follow later.
+fn divide(response: WatchResponse, most: usize, is_cut: bool, responses: &mut Vec<WatchResponse>) {
+    if !is_cut && (response.events.len() < 2 || response.encoded_len() < most) {
         responses.push(response);
         return;
     }
@@ -440,7 +464,7 @@ fn divide(response: WatchResponse, most: usize, responses: &mut Vec<WatchRespons
         events.push(event);
     }
     responses.push(WatchResponse {
-        fragment: false,
+        fragment: is_cut,
         ..part(events)
     });
 }

@@ -19,6 +19,7 @@ use crate::tables::{
 pub(crate) trait Rows {
     fn row(&self, map: &Map, key: &[u8]) -> Result<Option<Value<'_>>>;
     fn rows(&self, map: &Map, range: impl KeyBounds) -> Result<Cursor<'_>>;
+    fn count(&self, map: &Map, range: impl KeyBounds) -> Result<u64>;
 }
 
 impl Rows for Snapshot {
@@ -29,6 +30,10 @@ impl Rows for Snapshot {
     fn rows(&self, map: &Map, range: impl KeyBounds) -> Result<Cursor<'_>> {
         self.range(map, range)
     }
+
+    fn count(&self, map: &Map, range: impl KeyBounds) -> Result<u64> {
+        Snapshot::count(self, map, range)
+    }
 }
 
 impl Rows for Transaction {
@@ -38,6 +43,10 @@ impl Rows for Transaction {
 
     fn rows(&self, map: &Map, range: impl KeyBounds) -> Result<Cursor<'_>> {
         self.range(map, range)
+    }
+
+    fn count(&self, map: &Map, range: impl KeyBounds) -> Result<u64> {
+        Transaction::count(self, map, range)
     }
 }
 
@@ -199,8 +208,13 @@ impl<R: Rows> Reading<'_, R> {
         }
     }
 
-    /// Number of nodes in a range.
+    /// Number of nodes in a range. At the newest revision the store counts rows without reading them.
     pub(crate) fn count(&self, range: PathRange<'_>) -> Result<u64> {
+        if self.revision.is_none() {
+            let low = node_key(self.id, range.0);
+            let high = range.1.map_or_else(|| end_of(self.id), |high| node_key(self.id, high));
+            return self.rows.count(&self.tables.nodes, &low[..]..&high[..]);
+        }
         let mut count = 0;
         self.each(range, |_, _| {
             count += 1;

@@ -94,10 +94,15 @@ impl Keys for TreeView {
     }
 
     fn count(&self, at: Option<u64>, range: &Bounds) -> Result<Page<u64>> {
-        let selection = Selection::range(&range.0, range.1.as_deref());
         match at {
-            None => self.count_page(&selection, None),
-            Some(revision) => self.at_revision(revision)?.count_page(&selection, None),
+            None => Ok(Page {
+                content: self.count_range(&range.0, range.1.as_deref())?,
+                next: None,
+            }),
+            Some(revision) => {
+                let selection = Selection::range(&range.0, range.1.as_deref());
+                self.at_revision(revision)?.count_page(&selection, None)
+            }
         }
     }
 }

@@ -12,7 +12,6 @@ use duramen_proto::etcd::server::{
     LeaseTimeToLiveResponse,
 };
 use duramen_proto::v1::{Acknowledge, WriteOptions};
-use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -21,14 +20,12 @@ use crate::command::{EtcdError, of_etcd};
 use crate::error::{failed, reason_of};
 use crate::pipeline::Answer;
 use crate::security::{Access, Credentials};
-use crate::services::send;
+use crate::services::answer_in_order;
 use crate::state::{led, unexpected};
 
 /// The longest and the shortest lease of etcd, in seconds.
 const TTL_MAX: i64 = 9_000_000_000;
 const TTL_MIN: i64 = 2;
-/// Keep-alives of a stream that wait for their commits. Beyond that the server reads no more of them.
-const KEEPING: usize = 1_000;
 
 impl EtcdDoor {
     /// Grants a lease; the id 0 means one of the server's choice. Returns id and seconds.
@@ -80,8 +77,8 @@ struct Keeping {
     answer: Answer,
 }
 
-async fn kept_alive(keeping: Result<Keeping, Status>) -> Result<LeaseKeepAliveResponse, Status> {
-    let Keeping { response, answer } = keeping?;
+async fn kept_alive(keeping: Keeping) -> Result<LeaseKeepAliveResponse, Status> {
+    let Keeping { response, answer } = keeping;
     let outcome = answer.await.unwrap_or_else(|_| Err(crate::error::unanswered()))?;
     match led(outcome) {
         Ok(Led::Tree(TreeChanged { lease, .. })) => {
@@ -130,39 +127,10 @@ impl Lease for EtcdDoor {
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
         let credentials = Credentials::of(&request);
         self.authorize_caller(&credentials, Access::Write)?;
-        let mut requests = request.into_inner();
-        // One task queues the commands, so that many leases are kept alive in one commit. The other answers in order.
-        let (queued, mut answers) = mpsc::channel(KEEPING);
-        let (sender, receiver) = mpsc::channel(KEEPING);
-        let (door, closing) = (self.clone(), sender.clone());
-        tokio::spawn(async move {
-            loop {
-                let request = tokio::select! {
-                    request = requests.message() => request,
-                    () = closing.closed() => return,
-                };
-                let answer = match request {
-                    Ok(None) => return,
-                    Ok(Some(request)) => door.keep_alive(&credentials, request.id),
-                    Err(status) => Err(status),
-                };
-                let is_over = answer.is_err();
-                if queued.send(answer).await.is_err() || is_over {
-                    return;
-                }
-            }
-        });
-        let answering = sender.clone();
-        send(self.state(), sender, async move {
-            while let Some(answer) = answers.recv().await {
-                let response = kept_alive(answer).await;
-                let is_over = response.is_err();
-                if answering.send(response).await.is_err() || is_over {
-                    return;
-                }
-            }
-        });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        let door = self.clone();
+        let queue = move |request: LeaseKeepAliveRequest| door.keep_alive(&credentials, request.id);
+        let answers = answer_in_order(self.state(), request.into_inner(), queue, kept_alive);
+        Ok(Response::new(answers))
     }
 
     async fn lease_time_to_live(

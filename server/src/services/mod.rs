@@ -10,7 +10,8 @@ mod trees;
 mod watch;
 
 use tokio::sync::mpsc;
-use tonic::Status;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
 
 use crate::error::stopping;
 use crate::state::State;
@@ -35,4 +36,57 @@ pub(crate) fn send<T: Send + 'static>(
             _ = ends.wait_for(|ends| *ends) => drop(sender.try_send(Err(stopping()))),
         }
     });
+}
+
+/// Requests of a stream that wait for their commits. Beyond that the server reads no more of them.
+const WAITING: usize = 1_000;
+
+/// Answers a stream of requests in their order; the first error ends it. `queue` queues the command of a request, so that many requests
+/// share a commit, and `answer` waits for its outcome.
+pub(crate) fn answer_in_order<R, Q, A, F>(
+    state: &State,
+    mut requests: Streaming<R>,
+    queue: impl Fn(R) -> Result<Q, Status> + Send + 'static,
+    answer: impl Fn(Q) -> F + Send + 'static,
+) -> ReceiverStream<Result<A, Status>>
+where
+    R: Send + 'static,
+    Q: Send + 'static,
+    A: Send + 'static,
+    F: Future<Output = Result<A, Status>> + Send,
+{
+    let (queued, mut waiting) = mpsc::channel(WAITING);
+    let (sender, receiver) = mpsc::channel(WAITING);
+    let closing = sender.clone();
+    tokio::spawn(async move {
+        loop {
+            let request = tokio::select! {
+                request = requests.message() => request,
+                () = closing.closed() => return,
+            };
+            let one = match request {
+                Ok(None) => return,
+                Ok(Some(request)) => queue(request),
+                Err(status) => Err(status),
+            };
+            let is_over = one.is_err();
+            if queued.send(one).await.is_err() || is_over {
+                return;
+            }
+        }
+    });
+    let answering = sender.clone();
+    send(state, sender, async move {
+        while let Some(one) = waiting.recv().await {
+            let response = match one {
+                Ok(one) => answer(one).await,
+                Err(status) => Err(status),
+            };
+            let is_over = response.is_err();
+            if answering.send(response).await.is_err() || is_over {
+                return;
+            }
+        }
+    });
+    ReceiverStream::new(receiver)
 }

@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 pub(crate) use self::watching::Watchers;
-use super::send;
+use super::{answer_in_order, send};
 use crate::command::{to_lease, to_node, to_pattern};
 use crate::error::{failed, invalid, of_refusal, reason_of, status};
 use crate::security::{Access, Credentials, Resource};
@@ -32,8 +32,6 @@ const BATCH_NODES: usize = 1_000;
 const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 /// The most paths of a lease in one response.
 const LEASE_PATHS_MAX: u64 = 10_000;
-/// Keep-alives of a stream that wait for their commits. Beyond that the server reads no more of them.
-const KEEPING: usize = 1_000;
 
 pub(crate) struct TreesService(pub(crate) State);
 
@@ -395,40 +393,10 @@ impl Trees for TreesService {
     ) -> Result<Response<Self::KeepLeasesAliveStream>, Status> {
         let credentials = Credentials::of(&request);
         self.0.guard.caller(&credentials)?;
-        let mut requests = request.into_inner();
         let state = self.0.clone();
-        // One task queues the commands, so that many leases are kept alive in one commit. The other answers in order.
-        let (queued, mut answers) = mpsc::channel(KEEPING);
-        let (sender, receiver) = mpsc::channel(KEEPING);
-        let closing = sender.clone();
-        tokio::spawn(async move {
-            loop {
-                let request = tokio::select! {
-                    request = requests.message() => request,
-                    () = closing.closed() => return,
-                };
-                let answer = match request {
-                    Ok(None) => return,
-                    Ok(Some(request)) => keep_alive(&state, &credentials, request),
-                    Err(status) => Err(status),
-                };
-                let is_over = answer.is_err();
-                if queued.send(answer).await.is_err() || is_over {
-                    return;
-                }
-            }
-        });
-        let answering = sender.clone();
-        send(&self.0, sender, async move {
-            while let Some(answer) = answers.recv().await {
-                let response = kept_alive(answer).await;
-                let is_over = response.is_err();
-                if answering.send(response).await.is_err() || is_over {
-                    return;
-                }
-            }
-        });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        let queue = move |request| keep_alive(&state, &credentials, request);
+        let answers = answer_in_order(&self.0, request.into_inner(), queue, kept_alive);
+        Ok(Response::new(answers))
     }
 
     async fn revoke_lease(
@@ -585,8 +553,8 @@ fn keep_alive(state: &State, credentials: &Credentials, request: KeepLeaseAliveR
     Ok(Keeping { lease, answer })
 }
 
-async fn kept_alive(keeping: Result<Keeping, Status>) -> Result<KeepLeaseAliveResponse, Status> {
-    let Keeping { lease, answer } = keeping?;
+async fn kept_alive(keeping: Keeping) -> Result<KeepLeaseAliveResponse, Status> {
+    let Keeping { lease, answer } = keeping;
     let outcome = answer.await.unwrap_or_else(|_| Err(crate::error::unanswered()))?;
     match led(outcome) {
         Ok(Led::Tree(TreeChanged { lease, .. })) => Ok(KeepLeaseAliveResponse { lease }),

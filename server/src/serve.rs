@@ -216,7 +216,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     let etcd = (!of_etcd.is_empty()).then(|| EtcdDoor::new(&state, &etcd_config(config, &of_etcd), &config.data_dir));
     let listening = Listening {
         tcp: first_tcp,
-        is_tls: first_tcp.is_some() && config.tls.is_some(),
+        is_tls: (first_tcp.is_some() || !of_etcd.is_empty()) && config.tls.is_some(),
         unix: first_unix.and_then(|address| address.as_pathname().map(Path::to_path_buf)),
         metrics: metrics.as_ref().map(metrics::Listener::address),
         etcd: of_etcd,

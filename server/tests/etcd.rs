@@ -121,6 +121,7 @@ fn a_principal_is_a_user_whose_password_is_its_token() {
         kv.range(with(&given, one("a"))).await.unwrap();
         let refused = kv.range(with(&other, one("a"))).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied);
+        assert_eq!(refused.message(), "etcdserver: permission denied");
         let mut put = Request::new(pair("a", "1"));
         put.metadata_mut().insert("token", given.parse().unwrap());
         assert_eq!(kv.put(put).await.unwrap_err().code(), Code::PermissionDenied);

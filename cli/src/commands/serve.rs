@@ -172,29 +172,22 @@ fn announce(config: &Config, listening: &Listening, output: &mut Output) -> Outc
         }
         return output.json(&line);
     }
-    let places: Vec<_> = tcp.iter().chain(&unix).map(String::as_str).collect();
+    // The services are the same everywhere, so clients of etcd and others may use each place.
+    let places: Vec<_> = tcp.iter().chain(&unix).chain(&etcd).map(String::as_str).collect();
     output.line(format_args!(
         "duramen {} serves {} on {}",
         env!("CARGO_PKG_VERSION"),
         config.data_dir.display(),
-        if places.is_empty() {
-            "no address of its own".into()
-        } else {
-            places.join(" and ")
-        }
+        places.join(" and ")
     ))?;
     if !etcd.is_empty() {
-        output.line(format_args!(
-            "clients of etcd find the tree {:?} on {}",
-            config.etcd.tree,
-            etcd.join(" and ")
-        ))?;
+        output.line(format_args!("clients of etcd see the tree {:?}", config.etcd.tree))?;
     }
     // A client of TLS needs the certificate of the authority, which this process does not know.
     let without_tls = if listening.is_tls {
         unix.as_ref()
     } else {
-        tcp.as_ref().or(unix.as_ref())
+        tcp.as_ref().or(unix.as_ref()).or(etcd.first())
     };
     if let Some(place) = without_tls {
         output.line(format_args!("try: duramen health --server {place}"))?;

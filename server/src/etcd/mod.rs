@@ -178,7 +178,7 @@ impl EtcdDoor {
 
     fn authorize_caller(&self, credentials: &Credentials, access: Access) -> Result<(), Status> {
         let caller = self.state().guard.caller(credentials)?;
-        caller.may(access, Resource::Tree(&self.config().tree))
+        caller.may(access, Resource::Tree(&self.config().tree)).map_err(of_etcd)
     }
 
     /// The tree as it is now.

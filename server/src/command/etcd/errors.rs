@@ -26,6 +26,7 @@ pub(crate) enum EtcdError {
     TooManyRequests,
     AuthNotEnabled,
     AuthFailed,
+    PermissionDenied,
     NoInflightDowngrade,
     BadLeaderTransferee,
     Stopped,
@@ -92,6 +93,11 @@ impl EtcdError {
                 "AUTH_FAILED",
                 "etcdserver: authentication failed, invalid user ID or password",
             ),
+            EtcdError::PermissionDenied => (
+                Code::PermissionDenied,
+                "PERMISSION_DENIED",
+                "etcdserver: permission denied",
+            ),
             EtcdError::NoInflightDowngrade => (
                 Code::FailedPrecondition,
                 "NO_INFLIGHT_DOWNGRADE",
@@ -128,6 +134,7 @@ pub(crate) fn of_etcd(status: Status) -> Status {
         "LEASE_EXISTS" => EtcdError::LeaseExists,
         "NO_SPACE" | "QUOTA_REACHED" => EtcdError::NoSpace,
         "OVERLOADED" => EtcdError::TooManyRequests,
+        "PERMISSION_DENIED" => EtcdError::PermissionDenied,
         "STOPPING" => EtcdError::Stopped,
         _ => return status,
     };

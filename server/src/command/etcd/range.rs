@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use duramen::Result;
-use duramen::tree::{Node, Nodes, PATH_BYTES_MAX, Page, Selection, TreeView, TreeWrites};
+use duramen::tree::{Lease, Node, Nodes, PATH_BYTES_MAX, Page, Selection, TreeView, TreeWrites};
 use duramen_proto::etcd::kv::KeyValue;
 use duramen_proto::etcd::server::range_request::{SortOrder, SortTarget};
 use duramen_proto::etcd::server::{RangeRequest, RangeResponse, ResponseHeader};
@@ -61,6 +61,8 @@ pub(crate) trait Keys {
     fn newest(&self) -> u64;
     /// The first revision that can be read.
     fn first(&self) -> Result<u64>;
+    /// A lease.
+    fn lease(&self, id: u64) -> Result<Lease>;
     /// The node of a key.
     fn node(&self, at: Option<u64>, key: &[u8]) -> Result<Option<Node>>;
     /// Nodes of a range, at most so many, with the last key that was looked at, unless that were all.
@@ -76,6 +78,10 @@ impl Keys for TreeView {
 
     fn first(&self) -> Result<u64> {
         self.first_revision()
+    }
+
+    fn lease(&self, id: u64) -> Result<Lease> {
+        TreeView::lease(self, id)
     }
 
     fn node(&self, at: Option<u64>, key: &[u8]) -> Result<Option<Node>> {
@@ -114,6 +120,10 @@ impl Keys for TreeWrites<'_> {
 
     fn first(&self) -> Result<u64> {
         self.first_revision()
+    }
+
+    fn lease(&self, id: u64) -> Result<Lease> {
+        TreeWrites::lease(self, id)
     }
 
     fn node(&self, at: Option<u64>, key: &[u8]) -> Result<Option<Node>> {

@@ -74,7 +74,7 @@ pub(crate) fn changes_one_key(request: &TxnRequest) -> bool {
 /// Answers a transaction that changes nothing.
 pub(crate) fn read_transaction(keys: &impl Keys, request: &TxnRequest) -> Result<Result<TxnResponse, EtcdError>> {
     let branches = branches(keys, request)?;
-    if let Err(error) = check_reads(keys, request, &mut branches.iter())? {
+    if let Err(error) = check(keys, request, &mut branches.iter())? {
         return Ok(Err(error));
     }
     let mut response = read(keys, request, &mut branches.iter())?;
@@ -93,29 +93,15 @@ fn taken<'r>(request: &'r TxnRequest, branches: &mut Branches<'_>) -> (bool, &'r
     }
 }
 
-fn check(writes: &TreeWrites<'_>, request: &TxnRequest, branches: &mut Branches<'_>) -> Result<Result<(), EtcdError>> {
-    let (_, operations) = taken(request, branches);
-    for operation in operations {
-        let checked = match &operation.request {
-            Some(Request::RequestRange(range)) => check_revision(writes, range)?,
-            Some(Request::RequestPut(put)) => check_put(writes, put)?,
-            Some(Request::RequestTxn(inner)) => check(writes, inner, branches)?,
-            Some(Request::RequestDeleteRange(_)) | None => Ok(()),
-        };
-        if checked.is_err() {
-            return Ok(checked);
-        }
-    }
-    Ok(Ok(()))
-}
-
-fn check_reads(keys: &impl Keys, request: &TxnRequest, branches: &mut Branches<'_>) -> Result<Result<(), EtcdError>> {
+/// Finds what is wrong with the branches that are taken, before anything is changed.
+fn check(keys: &impl Keys, request: &TxnRequest, branches: &mut Branches<'_>) -> Result<Result<(), EtcdError>> {
     let (_, operations) = taken(request, branches);
     for operation in operations {
         let checked = match &operation.request {
             Some(Request::RequestRange(range)) => check_revision(keys, range)?,
-            Some(Request::RequestTxn(inner)) => check_reads(keys, inner, branches)?,
-            _ => Ok(()),
+            Some(Request::RequestPut(put)) => check_put(keys, put)?,
+            Some(Request::RequestTxn(inner)) => check(keys, inner, branches)?,
+            Some(Request::RequestDeleteRange(_)) | None => Ok(()),
         };
         if checked.is_err() {
             return Ok(checked);
@@ -138,9 +124,9 @@ fn check_revision(keys: &impl Keys, range: &RangeRequest) -> Result<Result<(), E
     })
 }
 
-fn check_put(writes: &TreeWrites<'_>, put: &PutRequest) -> Result<Result<(), EtcdError>> {
+fn check_put(keys: &impl Keys, put: &PutRequest) -> Result<Result<(), EtcdError>> {
     if put.lease != 0 {
-        match writes.lease(put.lease as u64) {
+        match keys.lease(put.lease as u64) {
             Ok(lease) if lease.remaining.is_zero() => return Ok(Err(EtcdError::LeaseNotFound)),
             Ok(_) => {}
             Err(error) => {
@@ -151,7 +137,7 @@ fn check_put(writes: &TreeWrites<'_>, put: &PutRequest) -> Result<Result<(), Etc
             }
         }
     }
-    if (put.ignore_value || put.ignore_lease) && writes.get(&put.key)?.is_none() {
+    if (put.ignore_value || put.ignore_lease) && keys.node(None, &put.key)?.is_none() {
         return Ok(Err(EtcdError::KeyNotFound));
     }
     Ok(Ok(()))

@@ -2,19 +2,20 @@
 //! linearisable register, and each watch has to show every change once, in order, with the value that was stored.
 //!
 //! It runs for 10 seconds, or `DURAMEN_ETCD_TORTURE_SECONDS`, in rounds with keys of their own. `DURAMEN_SEED=n` chooses the random numbers; the moments at which
-//! things happen differ from run to run. `DURAMEN_HISTORY=FILE` keeps the history, one operation a line, with the fields that
-//! checkers such as porcupine want: client, call and return in nanoseconds, input and output.
+//! things happen differ from run to run. Where Go is present, porcupine checks the history of the last round as well;
+//! `DURAMEN_HISTORY=FILE` keeps it, one operation a line.
 
 mod common;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use common::toolchains::{Go, run, told, unless_skipped};
 use common::{BINARY, seed};
 use duramen_proto::etcd::kv::event::EventType;
 use duramen_proto::etcd::server::compare::TargetUnion;
@@ -182,8 +183,8 @@ fn is_linearisable(first: Option<u64>, history: &[Done]) -> bool {
     }
 }
 
-#[test]
-fn the_checker_tells_registers_from_others() {
+/// Histories of a register, and whether they are linearisable.
+fn histories() -> Vec<(&'static str, bool, Vec<Done>)> {
     let done = |client, input, output, call, end| Done {
         client,
         input,
@@ -191,60 +192,59 @@ fn the_checker_tells_registers_from_others() {
         call,
         end,
     };
-    let found = |value| Some(Output::Found(value));
+    let read = |found, call, end| done(1, Input::Read, Some(Output::Found(found)), call, end);
     let write = done(0, Input::Write(1), Some(Output::Written), 0, 10);
-    // A read beside a write may see either; one after it may not see what was before.
-    assert!(is_linearisable(
-        None,
-        &[write.clone(), done(1, Input::Read, found(None), 5, 6)]
-    ));
-    assert!(is_linearisable(
-        None,
-        &[write.clone(), done(1, Input::Read, found(Some(1)), 5, 6)]
-    ));
-    assert!(!is_linearisable(
-        None,
-        &[write.clone(), done(1, Input::Read, found(None), 11, 12)]
-    ));
-    // Reads that follow each other do not go back.
-    let forth = done(1, Input::Read, found(Some(1)), 2, 3);
-    assert!(!is_linearisable(
-        None,
-        &[write.clone(), forth, done(1, Input::Read, found(None), 4, 5)]
-    ));
-    // A write without an outcome may take effect late, or never, and not before its call.
     let unknown = done(0, Input::Write(2), None, 20, u64::MAX);
-    let late = done(1, Input::Read, found(Some(2)), 40, 41);
-    assert!(is_linearisable(
-        None,
-        &[
-            write.clone(),
-            unknown.clone(),
-            done(1, Input::Read, found(Some(1)), 30, 31),
-            late.clone()
-        ]
-    ));
-    assert!(is_linearisable(
-        None,
-        &[
-            write.clone(),
-            unknown.clone(),
-            done(1, Input::Read, found(Some(1)), 30, 31)
-        ]
-    ));
-    assert!(!is_linearisable(
-        None,
-        &[unknown.clone(), done(1, Input::Read, found(Some(2)), 10, 11)]
-    ));
-    assert!(!is_linearisable(
-        None,
-        &[unknown, late, done(1, Input::Read, found(None), 50, 51)]
-    ));
-    // A swap that held has found what it expected.
-    let swap = |expected, held, call| done(1, Input::Swap(expected, 3), Some(Output::Swapped(held)), call, call + 1);
-    assert!(is_linearisable(None, &[write.clone(), swap(Some(1), true, 20)]));
-    assert!(!is_linearisable(None, &[write.clone(), swap(Some(7), true, 20)]));
-    assert!(!is_linearisable(None, &[write, swap(Some(1), false, 20)]));
+    let swap = |expected, swapped| done(2, Input::Swap(expected, 3), Some(Output::Swapped(swapped)), 20, 21);
+    let with = |others: &[Done]| [&[write.clone()], others].concat();
+    vec![
+        (
+            "a read beside a write sees what was before",
+            true,
+            with(&[read(None, 5, 6)]),
+        ),
+        ("a read beside a write sees it", true, with(&[read(Some(1), 5, 6)])),
+        ("a read after a write misses it", false, with(&[read(None, 11, 12)])),
+        (
+            "the second of two reads goes back",
+            false,
+            with(&[read(Some(1), 2, 3), read(None, 4, 5)]),
+        ),
+        (
+            "a write without an outcome takes effect late",
+            true,
+            with(&[unknown.clone(), read(Some(1), 30, 31), read(Some(2), 40, 41)]),
+        ),
+        (
+            "a write without an outcome takes no effect",
+            true,
+            with(&[unknown.clone(), read(Some(1), 30, 31)]),
+        ),
+        (
+            "a write without an outcome takes effect before its call",
+            false,
+            vec![unknown.clone(), read(Some(2), 10, 11)],
+        ),
+        (
+            "a write without an outcome takes effect, and is gone",
+            false,
+            vec![unknown, read(Some(2), 40, 41), read(None, 50, 51)],
+        ),
+        ("a swap finds what it expects", true, with(&[swap(Some(1), true)])),
+        (
+            "a swap takes place over another value",
+            false,
+            with(&[swap(Some(7), true)]),
+        ),
+        ("a swap misses what it expects", false, with(&[swap(Some(1), false)])),
+    ]
+}
+
+#[test]
+fn the_checker_tells_registers_from_others() {
+    for (what, expected, history) in histories() {
+        assert_eq!(is_linearisable(None, &history), expected, "{what}");
+    }
 }
 
 /// What all clients and watchers share.
@@ -446,24 +446,64 @@ async fn watch(shared: Arc<Shared>, last: Arc<AtomicU64>) -> Seen {
     }
 }
 
-fn write_history(history: &BTreeMap<usize, Vec<Done>>) {
-    let Some(path) = std::env::var_os("DURAMEN_HISTORY") else {
-        return;
-    };
+/// Writes operations a line, for `etcd/go/porcupine`, which says what the fields mean.
+fn write_history(path: &Path, history: &BTreeMap<usize, Vec<Done>>) {
     let mut file = std::io::BufWriter::new(std::fs::File::create(path).unwrap());
     for (number, operations) in history {
         for done in operations {
+            let (input, value, expected) = match done.input {
+                Input::Read => ("read", None, None),
+                Input::Write(value) => ("write", Some(value), None),
+                Input::Delete => ("delete", None, None),
+                Input::Swap(expected, value) => ("swap", Some(value), expected),
+            };
+            let output = done.output.map(|output| match output {
+                Output::Found(found) => json!({ "found": found }),
+                Output::Written => json!({}),
+                Output::Swapped(swapped) => json!({ "swapped": swapped }),
+            });
             let line = json!({
                 "client": done.client,
                 "key": number,
-                "input": format!("{:?}", done.input),
-                "output": done.output.map(|output| format!("{output:?}")),
+                "input": input,
+                "value": value,
+                "expected": expected,
+                "output": output,
                 "call": done.call,
                 "return": (done.end != u64::MAX).then_some(done.end),
             });
             writeln!(file, "{line}").unwrap();
         }
     }
+    file.flush().unwrap();
+}
+
+#[test]
+fn porcupine_tells_registers_from_others() {
+    let Some(porcupine) = unless_skipped("porcupine", porcupine()) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("history");
+    for (what, expected, history) in histories() {
+        let count = history.len();
+        write_history(&path, &BTreeMap::from([(0, history)]));
+        let output = Command::new(&porcupine).arg(&path).output().unwrap();
+        let answer = match expected {
+            true => format!("{count} operations are linearisable\n"),
+            false => "key 0 is no linearisable register\n".into(),
+        };
+        assert_eq!((output.status.success(), told(&output)), (expected, answer), "{what}");
+    }
+}
+
+/// Porcupine, built. An error is the reason to skip.
+fn porcupine() -> Result<PathBuf, String> {
+    let go = Go::new(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/etcd/go"))?;
+    run(&mut go.command(&["vet", "./porcupine"]));
+    let program = go.cache.join("porcupine");
+    run(go.command(&["build", "-o"]).arg(&program).arg("./porcupine"));
+    Ok(program)
 }
 
 #[test]
@@ -474,20 +514,26 @@ fn registers_are_linearisable_and_watches_are_complete_while_the_server_is_kille
     let (begun, seconds) = (Instant::now(), Duration::from_secs(seconds.unwrap_or(10)));
     let mut rng = Rng::with_seed(seed());
     let directory = tempfile::tempdir().unwrap();
+    let kept = std::env::var_os("DURAMEN_HISTORY").map(PathBuf::from);
+    let history_path = kept.unwrap_or_else(|| directory.path().join("history"));
     let mut number = 0;
     while begun.elapsed() < seconds {
         let left = seconds.saturating_sub(begun.elapsed());
         round(
             directory.path(),
+            &history_path,
             number,
             &mut rng,
             left.min(ROUND).max(Duration::from_secs(5)),
         );
         number += 1;
     }
+    if let Some(porcupine) = unless_skipped("porcupine", porcupine()) {
+        print!("porcupine: {}", run(Command::new(porcupine).arg(&history_path)));
+    }
 }
 
-fn round(directory: &Path, number: u64, rng: &mut Rng, seconds: Duration) {
+fn round(directory: &Path, history_path: &Path, number: u64, rng: &mut Rng, seconds: Duration) {
     let mut server = Some(Server::start(directory, "127.0.0.1:0"));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -585,14 +631,14 @@ fn round(directory: &Path, number: u64, rng: &mut Rng, seconds: Duration) {
             );
         }
         let history = shared.history.lock().unwrap();
-        write_history(&history);
+        write_history(history_path, &history);
         let operations: usize = history.values().map(Vec::len).sum();
         println!("{operations} operations, {newest} revisions, {kills} kills");
         assert!(acknowledged.len() > 100, "the clients did too little to prove anything");
         for (number, operations) in history.iter() {
             assert!(
                 is_linearisable(None, operations),
-                "key {number} is no register; DURAMEN_HISTORY=FILE keeps its history"
+                "key {number} is no register; DURAMEN_HISTORY=FILE keeps the history"
             );
         }
     });

@@ -7,10 +7,10 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use common::BINARY;
 use common::toolchains::{Go, output_if_there, python, run, told, unless_skipped};
@@ -72,9 +72,15 @@ fn etcds_go_client_sees_what_it_expects_also_when_the_server_is_killed() {
     let program = directory.path().join("client");
     run(go.command(&["build", "-o"]).arg(&program).arg("./client"));
     let server = Etcd::start(directory.path(), "127.0.0.1:0");
+    let mut client = Command::new(program);
+    client.arg(&server.place);
+    run_through_a_kill(client, server, directory.path());
+}
+
+/// Runs a program that prints "kill" when its server is to be killed. The server comes back, and the program gets a line.
+fn run_through_a_kill(mut client: Command, server: Etcd, directory: &Path) {
     let place = server.place.clone();
-    let mut client = Command::new(program)
-        .arg(&place)
+    let mut client = client
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -84,7 +90,7 @@ fn etcds_go_client_sees_what_it_expects_also_when_the_server_is_killed() {
     let first = lines.next().map(Result::unwrap);
     if first.as_deref() == Some("kill") {
         drop(server);
-        let _server = Etcd::start(directory.path(), &place);
+        let _server = Etcd::start(directory, &place);
         let mut stdin: ChildStdin = client.stdin.take().unwrap();
         stdin.write_all(b"\n").unwrap();
         let last = lines.next().map(Result::unwrap);
@@ -108,40 +114,129 @@ fn pythons_clients_of_etcd_see_what_they_expect() {
         let server = Etcd::start(directory.path(), "127.0.0.1:0");
         let (host, port) = server.place.split_once(':').unwrap();
         let script = files().join("python").join(format!("with_{package}.py"));
-        let text = run(Command::new(python).arg("-B").arg(script).args([host, port]));
-        assert!(text.contains("all as expected"), "{text}");
+        let mut client = Command::new(python);
+        client.arg("-B").arg(script).args([host, port]);
+        run_through_a_kill(client, server, directory.path());
+    }
+}
+
+/// A command of etcd's command line client.
+fn etcdctl(program: &Path, place: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    // With a scheme, clients before 3.5 send an authority to `status` and `defrag` that is none, and HTTP/2 refuses it.
+    command.arg(format!("--endpoints={place}")).args(arguments);
+    command
+}
+
+/// A command of etcd's command line client that goes on: it watches, holds a lock, or keeps a lease alive.
+struct Etcdctl {
+    process: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Etcdctl {
+    fn start(program: &Path, place: &str, arguments: &[&str]) -> Etcdctl {
+        let mut process = etcdctl(program, place, arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        Etcdctl { process, lines }
+    }
+
+    fn line(&mut self) -> String {
+        self.lines.next().expect("etcdctl ended").unwrap()
+    }
+
+    /// Ends it as an operator does.
+    fn interrupt(mut self) {
+        let pid = self.process.id().to_string();
+        run(Command::new("kill").args(["-INT", &pid]));
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Etcdctl {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
 /// Runs etcd's command line client through what an operator does by hand.
 fn run_etcdctl(program: &Path) {
     let directory = tempfile::tempdir().unwrap();
-    let server = Etcd::start(directory.path(), "127.0.0.1:0");
-    let etcdctl = |arguments: &[&str]| {
-        let mut command = Command::new(program);
-        // With a scheme, clients before 3.5 send an authority to `status` and `defrag` that is none, and HTTP/2 refuses it.
-        command.arg(format!("--endpoints={}", server.place)).args(arguments);
-        run(&mut command)
+    let mut server = Etcd::start(directory.path(), "127.0.0.1:0");
+    let place = server.place.clone();
+    let transaction = |input: &str| {
+        let mut process = etcdctl(program, &place, &["txn"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        process.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        told(&process.wait_with_output().unwrap())
     };
+    let go_on = |arguments: &[&str]| Etcdctl::start(program, &place, arguments);
+    let etcdctl = |arguments: &[&str]| run(&mut etcdctl(program, &place, arguments));
     assert_eq!(etcdctl(&["put", "a/1", "one"]), "OK\n");
     assert_eq!(etcdctl(&["put", "a/1", "two", "--prev-kv"]), "OK\na/1\none\n");
     assert_eq!(etcdctl(&["get", "a/1", "--rev=2", "--print-value-only"]), "one\n");
     assert_eq!(etcdctl(&["get", "a/", "--prefix", "--keys-only"]), "a/1\n\n");
     let granted = etcdctl(&["lease", "grant", "60"]);
-    let lease = granted.split_whitespace().nth(1).unwrap();
-    assert_eq!(etcdctl(&["put", "leased", "x", "--lease", lease]), "OK\n");
-    assert!(etcdctl(&["lease", "timetolive", lease, "--keys"]).contains("attached keys([leased])"));
-    assert!(etcdctl(&["lease", "keep-alive", "--once", lease]).contains("keepalived with TTL(60)"));
-    assert!(etcdctl(&["lease", "revoke", lease]).contains("revoked"));
-    assert_eq!(etcdctl(&["get", "leased"]), "");
+    let lease = granted.split_whitespace().nth(1).unwrap().to_string();
+    assert_eq!(etcdctl(&["put", "leased", "x", "--lease", &lease]), "OK\n");
+    assert!(etcdctl(&["lease", "timetolive", &lease, "--keys"]).contains("attached keys([leased])"));
+    assert!(etcdctl(&["lease", "keep-alive", "--once", &lease]).contains("keepalived with TTL(60)"));
     assert!(etcdctl(&["endpoint", "health"]).contains("is healthy"));
-    assert!(etcdctl(&["endpoint", "status"]).contains(&server.place));
+    assert!(etcdctl(&["endpoint", "status"]).contains(&place));
     assert!(etcdctl(&["member", "list"]).contains("default"));
-    assert_eq!(etcdctl(&["compact", "3"]), "compacted revision 3\n");
     assert!(etcdctl(&["defrag"]).contains("Finished defragmenting"));
     assert_eq!(etcdctl(&["alarm", "list"]), "");
     assert_eq!(etcdctl(&["lock", "name", "echo", "held"]), "held\n");
+
+    // What goes on while the server is killed.
+    let mut watch = go_on(&["watch", "a/", "--prefix", "--rev=2"]);
+    let mut seen = |value: &str| assert_eq!([watch.line(), watch.line(), watch.line()], ["PUT", "a/1", value]);
+    seen("one");
+    seen("two");
+    let mut kept = go_on(&["lease", "keep-alive", &lease]);
+    assert!(kept.line().ends_with("keepalived with TTL(60)"));
+    let mut lock = go_on(&["lock", "held"]);
+    let held = lock.line();
+    let mut elected = go_on(&["elect", "leader", "first"]);
+    let first = elected.line();
+    assert_eq!(elected.line(), "first");
+    let mut other = go_on(&["elect", "leader", "second"]);
+    drop(server);
+    server = Etcd::start(directory.path(), &place);
+    assert_eq!(etcdctl(&["put", "a/1", "three"]), "OK\n");
+    seen("three");
+    assert!(kept.line().ends_with("keepalived with TTL(60)"));
+    kept.interrupt();
+    assert_eq!(etcdctl(&["get", &held, "--keys-only"]), format!("{held}\n\n"));
+    lock.interrupt();
+    assert_eq!(etcdctl(&["get", "held/", "--prefix"]), "");
+    let mut listener = go_on(&["elect", "--listen", "leader"]);
+    assert_eq!([listener.line(), listener.line()], [first.clone(), "first".into()]);
+    elected.interrupt();
+    let second = other.line();
+    assert_eq!(other.line(), "second");
+    assert!(second != first && second.starts_with("leader/"));
+    assert_eq!([listener.line(), listener.line()], [second, "second".into()]);
+    other.interrupt();
+    listener.interrupt();
+
+    // Conditions, what is done if they hold, what is done if not; an empty line ends each.
+    let buy = "value(\"a/1\") = \"three\"\n\nput a/1 four\nget a/1\n\nget a/1\n\n";
+    assert_eq!(transaction(buy), "SUCCESS\n\nOK\n\na/1\nfour\n");
+    assert_eq!(transaction(buy), "FAILURE\n\na/1\nfour\n");
+    assert!(etcdctl(&["lease", "revoke", &lease]).contains("revoked"));
+    assert_eq!(etcdctl(&["get", "leased"]), "");
+    assert_eq!(etcdctl(&["compact", "3"]), "compacted revision 3\n");
     assert_eq!(etcdctl(&["del", "a/", "--prefix"]), "1\n");
+    drop(server);
 }
 
 #[test]

@@ -1,4 +1,7 @@
-"""A program that uses the package aetcd. Its arguments are the host and the port of the server."""
+"""A program that uses the package aetcd. Its arguments are the host and the port of the server.
+
+When it prints "kill", the server is killed and started again, and the program reads a line.
+"""
 
 import asyncio
 import sys
@@ -35,6 +38,19 @@ async def main():
             if len(seen) == 20:
                 await watch.cancel()
         assert seen == list(range(20)), seen
+        revision = (await client.get(b"async/watched/key")).mod_revision
+
+    print("kill", flush=True)
+    sys.stdin.readline()
+    async with aetcd.Client(host=sys.argv[1], port=int(sys.argv[2])) as client:
+        watch = await client.watch_prefix(b"async/watched/", start_revision=revision)
+        await client.put(b"async/watched/key", b"20")
+        seen = []
+        async for event in watch:
+            seen.append(int(event.kv.value))
+            if len(seen) == 2:
+                await watch.cancel()
+        assert seen == [19, 20], seen
         assert (await client.delete_prefix(b"async/")).deleted == 3
     print("all as expected")
 

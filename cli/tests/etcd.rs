@@ -77,7 +77,7 @@ fn etcds_go_client_sees_what_it_expects_also_when_the_server_is_killed() {
     run_through_a_kill(client, server, directory.path());
 }
 
-/// Runs a program that prints "kill" when its server is to be killed. The server comes back, and the program gets a line.
+/// Runs a program that prints "kill" when it wants its server killed. The server comes back, and the program gets a line.
 fn run_through_a_kill(mut client: Command, server: Etcd, directory: &Path) {
     let place = server.place.clone();
     let mut client = client

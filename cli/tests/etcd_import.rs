@@ -5,6 +5,8 @@ mod common;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Instant;
 
 use common::{EtcdServer, Scratch};
 use duramen::tree::{Node, Trees};
@@ -159,10 +161,99 @@ fn an_import_refuses_damage_and_trees_that_exist() {
 }
 
 #[test]
+fn an_import_from_a_server_with_tls_and_users_needs_both() {
+    let scratch = Scratch::new();
+    fill(&EtcdServer::start(&scratch.path("source")));
+    scratch.done(&["cert", "ca", "--out", "ca"]);
+    scratch.done(&["cert", "server", "--ca", "ca", "--out", "tls", "--name", "127.0.0.1"]);
+    let create = [
+        "token",
+        "create",
+        "ada",
+        "--allow",
+        "read:tree:etcd",
+        "--data-dir",
+        "source",
+    ];
+    let token = scratch.done(&create).text().trim().to_string();
+    let file = |name: &str| scratch.path(name).to_str().unwrap().to_string();
+    let server = EtcdServer::start_with(
+        &scratch.path("source"),
+        &[
+            "--listen-client-urls=https://127.0.0.1:0",
+            &format!("--cert-file={}", file("tls/server.pem")),
+            &format!("--key-file={}", file("tls/server.key")),
+        ],
+    );
+    let (authority, user) = (file("ca/ca.pem"), format!("ada:{token}"));
+    let import = ["etcd", "import", &server.url, "store"];
+    let refused: [(&[&str], &str); 4] = [
+        (&["--user", &user], "--cacert"),
+        (&["--cacert", &authority], "name a user with --user"),
+        (
+            &["--cacert", &authority, "--user", "ada:wrong"],
+            "authentication failed",
+        ),
+        (&["--cacert", &authority, "--user", "ada"], "NAME:PASSWORD"),
+    ];
+    for (arguments, words) in refused {
+        let ended = scratch.run(&[&import, arguments].concat());
+        assert_eq!(ended.code, 2, "{}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+    let done = scratch.done(&[&import[..], &["--cacert", &authority, "--user", &user]].concat());
+    assert!(done.text().contains("compared"), "{}", done.text());
+}
+
+#[test]
+fn what_a_killed_import_has_left_is_not_served_and_the_next_import_begins_again() {
+    /// A kill may come before the first write, or after the last one.
+    const ROUNDS_MAX: u32 = 100;
+    let scratch = Scratch::new();
+    let server = EtcdServer::start(&scratch.path("source"));
+    fill(&server);
+    fs::write(scratch.path("snapshot.db"), server.snapshot()).unwrap();
+    drop(server);
+    let begun = Instant::now();
+    scratch.done(&["etcd", "import", "snapshot.db", "whole"]);
+    let taken = begun.elapsed();
+    let (whole, _) = content(&scratch.path("whole"), "etcd");
+    let mut rng = fastrand::Rng::with_seed(common::seed());
+    let mut parts = 0;
+    for round in 0..ROUNDS_MAX {
+        let store = format!("store-{round}");
+        let directory = scratch.path(&store);
+        let import = ["etcd", "import", "snapshot.db", &store];
+        let mut process = scratch.command(common::BINARY);
+        let mut process = process.args(import).stdout(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(taken.mul_f64(rng.f64()));
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let served = EtcdServer::try_start_with(&directory, &["--listen-client-urls=http://127.0.0.1:0"]);
+        if let Err(ended) = &served {
+            assert_eq!(ended.code, 2, "{}", ended.stderr);
+            assert!(ended.stderr.contains("an import has not finished"), "{}", ended.stderr);
+            scratch.done(&import);
+            parts += 1;
+        }
+        let was_served = served.is_ok();
+        drop(served);
+        let (nodes, _) = content(&directory, "etcd");
+        let is_whole = nodes.len() == whole.len();
+        assert!(is_whole || was_served && nodes.is_empty(), "{} nodes", nodes.len());
+        if parts == 3 {
+            return;
+        }
+    }
+    panic!("of {ROUNDS_MAX} kills, {parts} met an import");
+}
+
+#[test]
 fn wrong_calls_are_refused() {
     let scratch = Scratch::new();
-    let calls: [&[&str]; 2] = [
+    let calls: [&[&str]; 3] = [
         &["etcd", "import", "https://127.0.0.1:1", "store"],
+        &["etcd", "import", "ftp://127.0.0.1:1", "store"],
         &["etcd", "--name", "m1", "import", "file", "store"],
     ];
     for call in calls {

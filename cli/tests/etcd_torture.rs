@@ -196,7 +196,7 @@ fn histories() -> Vec<(&'static str, bool, Vec<Done>)> {
     let write = done(0, Input::Write(1), Some(Output::Written), 0, 10);
     let unknown = done(0, Input::Write(2), None, 20, u64::MAX);
     let swap = |expected, swapped| done(2, Input::Swap(expected, 3), Some(Output::Swapped(swapped)), 20, 21);
-    let with = |others: &[Done]| [&[write.clone()], others].concat();
+    let with = |others: &[Done]| [std::slice::from_ref(&write), others].concat();
     vec![
         (
             "a read beside a write sees what was before",
@@ -499,10 +499,10 @@ fn porcupine_tells_registers_from_others() {
 
 /// Porcupine, built. An error is the reason to skip.
 fn porcupine() -> Result<PathBuf, String> {
-    let go = Go::new(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/etcd/go"))?;
-    run(&mut go.command(&["vet", "./porcupine"]));
-    let program = go.cache.join("porcupine");
-    run(go.command(&["build", "-o"]).arg(&program).arg("./porcupine"));
+    let toolchain = Go::new(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/etcd/go"))?;
+    run(&mut toolchain.command(&["vet", "./porcupine"]));
+    let program = toolchain.cache.join("porcupine");
+    run(toolchain.command(&["build", "-o"]).arg(&program).arg("./porcupine"));
     Ok(program)
 }
 

@@ -39,7 +39,7 @@ mod tokens;
 
 pub use command::{Applied, Applier, ENTRY_VERSION, SESSION_BYTES};
 pub use config::{Config, ConfigError, LogFormat, Origin, SETTINGS, Setting, flag, variable};
-pub use etcd::{ETCD_VERSION, EtcdConfig, EtcdLease, EtcdRetention, EtcdSnapshot, EtcdSnapshotError};
+pub use etcd::{ETCD_VERSION, EtcdConfig, EtcdImport, EtcdLease, EtcdRetention, EtcdSnapshot, EtcdSnapshotError};
 pub use metrics::{FAMILIES, Family, FamilyKind};
 pub use pipeline::{Answer, Level, Limits, Pipeline};
 pub use restoring::restore;

@@ -38,7 +38,7 @@ use crate::command::{Applier, Kept, Sessions};
 use crate::config::Config;
 use crate::connection::{Accepted, register_all};
 use crate::error::is_of_a_restore;
-use crate::etcd::{EtcdConfig, EtcdDoor, compact_by_itself};
+use crate::etcd::{EtcdConfig, EtcdDoor, compact_by_itself, is_a_part};
 use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
 use crate::metrics::{self, Sources};
 use crate::pages::Pages;
@@ -113,6 +113,14 @@ pub enum ServeError {
         tree: String,
         /// What is wrong.
         cause: String,
+    },
+    /// An import of the tree for clients of etcd has not finished.
+    #[error(
+        "the tree {tree:?} has a part of an etcd only, because an import has not finished; run `duramen etcd import` again"
+    )]
+    PartOfEtcd {
+        /// The tree.
+        tree: String,
     },
     /// The operating system.
     #[error("cannot start a thread: {0}")]
@@ -197,6 +205,9 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     let recovered = begun.elapsed();
     if !config.etcd.listen.is_empty() {
         let tree = config.etcd.tree.clone();
+        if is_a_part(&state.store, &state.trees, &tree).map_err(in_store)? {
+            return Err(ServeError::PartOfEtcd { tree });
+        }
         accepting
             .block_on(create_tree(&state, tree))
             .map_err(|status| ServeError::EtcdTree {

@@ -167,7 +167,7 @@ pub struct Etcd {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    Import(import::Import),
+    Import(Box<import::Import>),
 }
 
 /// Flags of etcd that have no effect here: there are no other members, and no snapshots of a log.

@@ -170,24 +170,34 @@ pub struct EtcdServer {
 impl EtcdServer {
     /// Starts one on a free port.
     pub fn start(store: &Path) -> EtcdServer {
+        EtcdServer::start_with(store, &["--listen-client-urls", "http://127.0.0.1:0"])
+    }
+
+    /// Starts one with arguments, of which one says where it listens.
+    pub fn start_with(store: &Path, arguments: &[&str]) -> EtcdServer {
+        EtcdServer::try_start_with(store, arguments).unwrap_or_else(|ended| panic!("{}", ended.stderr))
+    }
+
+    /// As [`EtcdServer::start_with`]; an error is the end of a server that did not start.
+    pub fn try_start_with(store: &Path, arguments: &[&str]) -> Result<EtcdServer, Ended> {
         let mut process = Command::new(BINARY)
-            .args([
-                "etcd",
-                "--json",
-                "--listen-client-urls",
-                "http://127.0.0.1:0",
-                "--data-dir",
-            ])
+            .args(["etcd", "--json", "--log-level=off"])
+            .args(arguments)
+            .arg("--data-dir")
             .arg(store)
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .expect("the binary runs");
         let mut line = String::new();
         let stdout = process.stdout.as_mut().expect("asked for");
         BufReader::new(stdout).read_line(&mut line).expect("a line");
+        if line.is_empty() {
+            return Err(Ended::of(process.wait_with_output().expect("the binary ends")));
+        }
         let told: Value = serde_json::from_str(&line).expect("the server tells where it listens");
         let url = told["etcd"][0].as_str().expect("a URL").to_string();
-        EtcdServer { process, url }
+        Ok(EtcdServer { process, url })
     }
 
     /// What `etcdctl snapshot save` would write.

@@ -6,6 +6,7 @@
 //! lease         Lease
 //! maintenance   Status, HashKV, Alarm, Snapshot and the like
 //! snapshot      snapshot files in etcd's own format
+//! import        which trees an import has not finished
 //! cluster       the one member that there is
 //! compaction    compactions that no client asks for
 //! auth          tokens of the server as passwords of etcd
@@ -17,6 +18,7 @@ mod auth;
 mod cluster;
 mod compaction;
 mod concurrency;
+mod import;
 mod kv;
 mod lease;
 mod maintenance;
@@ -53,6 +55,8 @@ use crate::state::{State, unexpected};
 
 pub use compaction::EtcdRetention;
 pub(crate) use compaction::compact_by_itself;
+pub use import::EtcdImport;
+pub(crate) use import::is_a_part;
 pub use snapshot::{EtcdLease, EtcdSnapshot, EtcdSnapshotError};
 
 /// The version of etcd whose services these are.

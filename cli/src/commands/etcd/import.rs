@@ -10,9 +10,10 @@ use clap::Args;
 use duramen::tree::{LeaseChange, PATH_BYTES_MAX, PAYLOAD_BYTES_MAX, Tree, Trees, TreesOptions};
 use duramen::{Durability, Options, Store, TransactionOptions};
 use duramen_proto::etcd::kv::KeyValue;
+use duramen_server::EtcdImport;
 use serde_json::json;
 
-use super::source::Source;
+use super::source::{Credentials, Source};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::opening::StoreArguments;
 use crate::output::{Output, say};
@@ -24,10 +25,12 @@ const EXAMPLES: &str = r"Examples:
     $ duramen etcd import snapshot.db default.etcd
   Of a running etcd, into another tree:
     $ duramen etcd import http://127.0.0.1:2379 moved.etcd --tree config --json
+  Of an etcd with TLS and users:
+    # duramen etcd import https://10.0.0.7:2379 default.etcd --cacert ca.pem --user root:PASSWORD
 
 The file is checked before anything is written: its SHA-256, its pages and its rows. A copy of the
-file member/snap/db has no SHA-256. The store must not have the tree yet. A
-failure deletes it; a kill leaves a part of it.
+file member/snap/db has no SHA-256. The store must not have the tree yet. A failure deletes it. A
+kill leaves a part of it, which no server serves: the next import deletes it and begins again.
 
 Keys, values and leases are imported, and then compared with the source. History, users and roles
 are not. Revisions begin again: each key is as if created by the import, in the order of the
@@ -47,7 +50,7 @@ const TTL_MAX: i64 = 9_000_000_000;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Import {
-    /// A snapshot file, a copy of member/snap/db, or the URL of an etcd: http://HOST:PORT
+    /// A snapshot file, a copy of member/snap/db, or the URL of an etcd: http://HOST:PORT or https://HOST:PORT
     from: String,
 
     #[command(flatten)]
@@ -56,6 +59,9 @@ pub struct Import {
     /// The tree, which must not exist yet
     #[arg(long, value_name = "TREE", default_value = "etcd")]
     tree: String,
+
+    #[command(flatten)]
+    credentials: Credentials,
 }
 
 /// What an import did.
@@ -75,23 +81,28 @@ type Waiting = (KeyValue, i64);
 
 impl Import {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let source = Source::open(&self.from, &beside(&self.store.directory))?;
+        let source = Source::open(&self.from, &self.credentials, &beside(&self.store.directory))?;
         check(&source)?;
         let options = Options::new().durability(Durability::Written);
         let store = self.store.open_or_create(options)?;
         // Without the background thread no lease ends during the import.
         let trees = Trees::open_with(&store, TreesOptions::new().background(false))?;
-        let exclusive = TransactionOptions::new().exclusive();
-        if !store.transact_with(exclusive, |tx| trees.create_in(tx, &self.tree))? {
+        let Some(import) = EtcdImport::begin(&store, &trees, &self.tree)? else {
             let message = format!("the store has a tree {:?} already; nothing was imported", self.tree);
             return Err(Failure::wrong_call(message).hint("name another tree with --tree, or another directory"));
-        }
-        let imported = match fill(&store, &trees, &self.tree, &source) {
+        };
+        let filled = fill(&store, &trees, &self.tree, &source).and_then(|imported| match import.finish(&store)? {
+            true => Ok(imported),
+            false => Err(Failure::wrong_call("another import has begun again with this tree")),
+        });
+        let imported = match filled {
             Ok(imported) => imported,
             Err(failure) => {
-                let hint = match trees.delete(&self.tree) {
-                    Ok(_) => "the tree was deleted again: nothing was imported".to_string(),
-                    Err(error) => format!("a part of the tree is left, because it cannot be deleted: {error}"),
+                let hint = match import.undo(&store, &trees) {
+                    Ok(()) => "the tree was deleted again: nothing was imported".to_string(),
+                    Err(error) => format!(
+                        "a part of the tree is left, because it cannot be deleted: {error}; another import begins again"
+                    ),
                 };
                 return Err(failure.hint(hint));
             }

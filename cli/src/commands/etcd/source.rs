@@ -4,17 +4,20 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use duramen_proto::etcd::kv::KeyValue;
+use duramen_proto::etcd::server::auth_client::AuthClient;
 use duramen_proto::etcd::server::kv_client::KvClient;
 use duramen_proto::etcd::server::lease_client::LeaseClient;
-use duramen_proto::etcd::server::{LeaseLeasesRequest, LeaseTimeToLiveRequest, RangeRequest};
+use duramen_proto::etcd::server::{AuthenticateRequest, LeaseLeasesRequest, LeaseTimeToLiveRequest, RangeRequest};
 use duramen_server::{EtcdSnapshot, EtcdSnapshotError};
 use prost::Message;
 use tokio::runtime::{Builder, Runtime};
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Request, Status};
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::progress::Meter;
@@ -24,6 +27,28 @@ const PAIRS_FIRST: i64 = 16;
 const PAIRS_MAX: i64 = 1_000;
 /// Bytes that a range is meant to have.
 const RANGE_BYTES: i64 = 4 << 20;
+
+/// How a running etcd knows the import, with the names of etcdctl.
+#[derive(Args, Debug)]
+pub(super) struct Credentials {
+    /// PEM file with the certificate of the authority of etcd, for https
+    #[arg(long, value_name = "FILE", env = "ETCDCTL_CACERT", help_heading = HEADING)]
+    cacert: Option<PathBuf>,
+
+    /// PEM file with a certificate of the import, for https
+    #[arg(long, value_name = "FILE", env = "ETCDCTL_CERT", requires = "key", help_heading = HEADING)]
+    cert: Option<PathBuf>,
+
+    /// PEM file with the private key of the certificate
+    #[arg(long, value_name = "FILE", env = "ETCDCTL_KEY", requires = "cert", help_heading = HEADING)]
+    key: Option<PathBuf>,
+
+    /// A user of etcd and its password; the user has to be able to read all keys
+    #[arg(long, value_name = "NAME:PASSWORD", env = "ETCDCTL_USER", hide_env_values = true, help_heading = HEADING)]
+    user: Option<String>,
+}
+
+const HEADING: &str = "For a running etcd";
 
 /// Where keys and leases come from.
 pub(super) struct Source {
@@ -51,6 +76,8 @@ struct Remote {
     runtime: Runtime,
     channel: Channel,
     url: String,
+    /// What each request shows, where etcd has users.
+    token: Option<MetadataValue<Ascii>>,
     spool: Spool,
 }
 
@@ -63,12 +90,12 @@ struct Spool {
 
 impl Source {
     /// Opens a source and checks it, or copies it to an unnamed file in a directory.
-    pub(super) fn open(from: &str, directory: &Path) -> Outcome<Source> {
+    pub(super) fn open(from: &str, credentials: &Credentials, directory: &Path) -> Outcome<Source> {
         match from.split_once("://") {
             None => Source::of_file(from),
-            Some(("http", _)) => Source::of_server(from, directory),
+            Some(("http" | "https", _)) => Source::of_server(from, credentials, directory),
             Some(_) => {
-                let message = format!("{from:?} is no URL of an etcd without TLS");
+                let message = format!("{from:?} is no URL of an etcd");
                 let hint = "write it as in http://127.0.0.1:2379, or import what `etcdctl snapshot save FILE` saves";
                 Err(Failure::wrong_call(message).hint(hint))
             }
@@ -91,11 +118,15 @@ impl Source {
         })
     }
 
-    fn of_server(url: &str, directory: &Path) -> Outcome<Source> {
+    fn of_server(url: &str, credentials: &Credentials, directory: &Path) -> Outcome<Source> {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Failure::of_io("preparing the connection", &error))?;
         let endpoint = Endpoint::from_shared(url.trim_end_matches('/').to_string());
         let endpoint = endpoint.map_err(|error| Failure::wrong_call(format!("{url:?} is no URL: {error}")))?;
+        let endpoint = match url.starts_with("https") {
+            true => credentials.encrypted(endpoint)?,
+            false => endpoint,
+        };
         let channel = {
             let _entered = runtime.enter();
             endpoint.connect_lazy()
@@ -104,8 +135,12 @@ impl Source {
             runtime,
             channel,
             url: url.into(),
+            token: None,
             spool: Spool::new(directory)?,
         };
+        if let Some(user) = &credentials.user {
+            remote.authenticate(user)?;
+        }
         let revision = remote.fill_spool(directory)?;
         let leases = remote.leases()?;
         Ok(Source {
@@ -143,6 +178,23 @@ impl Source {
     }
 }
 
+impl Credentials {
+    fn encrypted(&self, endpoint: Endpoint) -> Outcome<Endpoint> {
+        let read =
+            |file: &Path| std::fs::read(file).map_err(|error| Failure::of_io(&file.display().to_string(), &error));
+        let Some(authority) = &self.cacert else {
+            let failure = Failure::wrong_call("https needs the certificate of the authority of etcd");
+            return Err(failure.hint("name its PEM file with --cacert"));
+        };
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(authority)?));
+        if let (Some(certificate), Some(key)) = (&self.cert, &self.key) {
+            tls = tls.identity(Identity::from_pem(read(certificate)?, read(key)?));
+        }
+        let encrypted = endpoint.tls_config(tls);
+        encrypted.map_err(|error| Failure::wrong_call(format!("the PEM files cannot be used: {error}")))
+    }
+}
+
 impl Opened {
     fn each(&self, visit: &mut dyn FnMut(KeyValue) -> Outcome<()>) -> Outcome<()> {
         /// Why the reading of a file ended early.
@@ -164,6 +216,31 @@ impl Opened {
 }
 
 impl Remote {
+    /// Gets a token for a user.
+    fn authenticate(&mut self, user: &str) -> Outcome<()> {
+        let Some((name, password)) = user.split_once(':') else {
+            return Err(Failure::wrong_call("--user takes NAME:PASSWORD"));
+        };
+        let request = AuthenticateRequest {
+            name: name.into(),
+            password: password.into(),
+        };
+        let mut client = AuthClient::new(self.channel.clone());
+        let answer = self.runtime.block_on(client.authenticate(request));
+        let token = answer.map_err(|status| self.failure(&status))?.into_inner().token;
+        let token = token.parse();
+        self.token = Some(token.map_err(|_| Failure::wrong_call("etcd answered with a token that cannot be sent"))?);
+        Ok(())
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        request
+    }
+
     /// Copies all pairs of the newest revision to the spool. Returns the revision.
     fn fill_spool(&mut self, directory: &Path) -> Outcome<i64> {
         let mut spool = Spool::new(directory)?;
@@ -197,7 +274,7 @@ impl Remote {
                 revision,
                 ..RangeRequest::default()
             };
-            let response = self.runtime.block_on(client.range(request));
+            let response = self.runtime.block_on(client.range(self.request(request)));
             let response = response.map_err(|status| self.failure(&status))?.into_inner();
             if revision == 0 {
                 revision = response.header.map_or(0, |header| header.revision);
@@ -218,7 +295,9 @@ impl Remote {
     /// The leases that have not ended.
     fn leases(&self) -> Outcome<BTreeMap<i64, i64>> {
         let mut client = LeaseClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
-        let found = self.runtime.block_on(client.lease_leases(LeaseLeasesRequest {}));
+        let found = self
+            .runtime
+            .block_on(client.lease_leases(self.request(LeaseLeasesRequest {})));
         let found = found.map_err(|status| self.failure(&status))?.into_inner();
         let mut leases = BTreeMap::new();
         for lease in found.leases {
@@ -226,7 +305,7 @@ impl Remote {
                 id: lease.id,
                 keys: false,
             };
-            let told = self.runtime.block_on(client.lease_time_to_live(request));
+            let told = self.runtime.block_on(client.lease_time_to_live(self.request(request)));
             let told = match told {
                 Ok(told) => told.into_inner(),
                 Err(status) if status.code() == Code::NotFound => continue,
@@ -245,7 +324,12 @@ impl Remote {
             Code::OutOfRange | Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted => Exit::TryAgain,
             _ => Exit::WrongCall,
         };
-        Failure::new(exit, format!("the etcd at {}: {}", self.url, status.message()))
+        let failure = Failure::new(exit, format!("the etcd at {}: {}", self.url, status.message()));
+        let needs_user = status.code() == Code::Unauthenticated || status.message().contains("user name is empty");
+        match self.token.is_none() && needs_user {
+            true => failure.hint("name a user with --user NAME:PASSWORD"),
+            false => failure,
+        }
     }
 }
 

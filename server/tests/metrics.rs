@@ -199,7 +199,7 @@ fn refused_calls_and_connections_are_counted() {
 }
 
 #[test]
-fn only_get_of_metrics_is_answered_and_large_requests_are_refused() {
+fn metrics_and_probes_are_answered_and_large_requests_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let server = serve_metrics(directory.path());
     let head = |sent: &str| {
@@ -217,6 +217,16 @@ fn only_get_of_metrics_is_answered_and_large_requests_are_refused() {
         posted.starts_with("http/1.1 405") && posted.contains("allow: get"),
         "{posted}"
     );
+    for (path, body) in [
+        ("/livez", "ok\n"),
+        ("/readyz", "ok\n"),
+        ("/health?serializable=true", r#"{"health":"true","reason":""}"#),
+    ] {
+        let response = request(&server, &format!("GET {path} HTTP/1.1\r\n\r\n"));
+        let is_found = response.starts_with("HTTP/1.1 200") && response.ends_with(&format!("\r\n\r\n{body}"));
+        assert!(is_found, "{response}");
+        assert!(head(&format!("PUT {path} HTTP/1.1\r\n\r\n")).starts_with("http/1.1 405"));
+    }
     let many = "x: y\r\n".repeat(65);
     let refused = head(&format!("GET /metrics HTTP/1.1\r\n{many}\r\n"));
     assert!(refused.starts_with("http/1.1 431"), "{refused}");

@@ -1,4 +1,4 @@
-//! A small HTTP server that answers `GET /metrics`, and nothing else.
+//! A small HTTP server that answers `GET /metrics` and the probes of orchestrators, with etcd's paths and answers for these.
 //!
 //! A connection is for one request, and ends after it. So a client can hold one of the few connections no longer than
 //! [`REQUEST_TIME`].
@@ -21,8 +21,15 @@ use tokio::task::spawn_blocking;
 
 use super::sources::Sources;
 use super::text;
+use crate::state::State;
 
-const PATH: &str = "/metrics";
+const METRICS: &str = "/metrics";
+/// The server answers at all.
+const LIVE: &str = "/livez";
+/// The store takes commits.
+const READY: &str = "/readyz";
+/// As [`READY`], in JSON.
+const HEALTH: &str = "/health";
 /// The most connections at a time; further ones are closed at once.
 const CONNECTIONS_MAX: usize = 16;
 /// How long a connection may take, from its beginning to the end of the response.
@@ -59,6 +66,7 @@ pub(crate) async fn serve(listener: Option<Listener>, sources: Sources) {
     let Some(Listener { listener, .. }) = listener else {
         return std::future::pending().await;
     };
+    let state = sources.state.clone();
     // Reading the store costs: one scrape at a time does it.
     let sources = Arc::new(Mutex::new(sources));
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -71,17 +79,17 @@ pub(crate) async fn serve(listener: Option<Listener>, sources: Sources) {
         let Ok(permit) = room.clone().try_acquire_owned() else {
             continue;
         };
-        let sources = sources.clone();
+        let (sources, state) = (sources.clone(), state.clone());
         tokio::spawn(async move {
             // A client that is late or wrong loses its connection, and nothing else happens.
-            let _ = tokio::time::timeout(REQUEST_TIME, answer_one(stream, sources)).await;
+            let _ = tokio::time::timeout(REQUEST_TIME, answer_one(stream, sources, state)).await;
             drop(permit);
         });
     }
 }
 
-async fn answer_one(stream: TcpStream, sources: Arc<Mutex<Sources>>) {
-    let service = service_fn(move |request| answer(request, sources.clone()));
+async fn answer_one(stream: TcpStream, sources: Arc<Mutex<Sources>>, state: State) {
+    let service = service_fn(move |request| answer(request, sources.clone(), state.clone()));
     let served = http1::Builder::new()
         .keep_alive(false)
         .header_read_timeout(None)
@@ -91,21 +99,50 @@ async fn answer_one(stream: TcpStream, sources: Arc<Mutex<Sources>>) {
     let _ = served.await;
 }
 
-async fn answer(request: Request<Incoming>, sources: Arc<Mutex<Sources>>) -> Result<Response<String>, Infallible> {
+async fn answer(
+    request: Request<Incoming>,
+    sources: Arc<Mutex<Sources>>,
+    state: State,
+) -> Result<Response<String>, Infallible> {
     Ok(match (request.uri().path(), request.method()) {
-        (PATH, &Method::GET) => {
+        (METRICS, &Method::GET) => {
             let sources = sources.lock_owned().await;
             match spawn_blocking(move || sources.text()).await {
                 Ok(metrics) => with_header(Response::new(metrics), CONTENT_TYPE, text::CONTENT_TYPE),
                 Err(_) => plain(StatusCode::SERVICE_UNAVAILABLE, "the server stops\n"),
             }
         }
-        (PATH, _) => {
+        (LIVE, &Method::GET) => plain(StatusCode::OK, "ok\n"),
+        (READY, &Method::GET) => match is_ready(state).await {
+            true => plain(StatusCode::OK, "ok\n"),
+            false => plain(StatusCode::SERVICE_UNAVAILABLE, "the store takes no commits\n"),
+        },
+        (HEALTH, &Method::GET) => {
+            let (status, answer) = match is_ready(state).await {
+                true => (StatusCode::OK, r#"{"health":"true","reason":""}"#),
+                false => (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    r#"{"health":"false","reason":"the store takes no commits"}"#,
+                ),
+            };
+            with_header(plain(status, answer), CONTENT_TYPE, "application/json")
+        }
+        (METRICS | LIVE | READY | HEALTH, _) => {
             let refused = plain(StatusCode::METHOD_NOT_ALLOWED, "use GET\n");
             with_header(refused, ALLOW, "GET")
         }
-        _ => plain(StatusCode::NOT_FOUND, "the metrics are at /metrics\n"),
+        _ => plain(
+            StatusCode::NOT_FOUND,
+            "there are /metrics, /livez, /readyz and /health\n",
+        ),
     })
+}
+
+/// Whether the store takes commits, as the metric `duramen_store_healthy`.
+async fn is_ready(state: State) -> bool {
+    spawn_blocking(move || state.store.stat().is_ok())
+        .await
+        .unwrap_or(false)
 }
 
 fn plain(status: StatusCode, message: &str) -> Response<String> {

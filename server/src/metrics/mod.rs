@@ -1,7 +1,7 @@
 //! The metrics of a server in the text format of Prometheus.
 //!
 //! ```text
-//! http        answers GET /metrics
+//! http        answers GET /metrics, and probes
 //! sources     where the values come from
 //! text        families and samples as text
 //! of_*        values of the store, its topics and the process

@@ -17,6 +17,9 @@ pub const CONDITION_DEPTH_MAX: usize = 32;
 /// Most events of a batch, and most bytes of their rows: a watch holds a batch in memory.
 pub(crate) const BATCH_EVENTS: usize = 1_000;
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
+/// Bytes of one change that watches of a set get together. Those that are left read it by themselves, one after the other: a large node
+/// that thousands of them want must not be in memory a thousand times.
+pub(crate) const SHARED_BYTES: usize = 16 << 20;
 /// Changes that one commit of a compaction forgets: other commits wait while the store takes it.
 pub(crate) const COMPACTED_AT_ONCE: usize = 200;
 /// Changes or nodes that a watch or a page examines before it looks whether it should stop.

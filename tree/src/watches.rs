@@ -7,7 +7,7 @@
 //! Watches read the stored changes. So they miss nothing, however slow they are, unless the revision that they are at is compacted:
 //! then they end, and their program reads the nodes again. They cost the writers nothing but a wake-up.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
@@ -17,7 +17,7 @@ use duramen_engine::{Error, Listener, Reason, Result, Snapshot};
 use duramen_topic::Listening;
 
 use crate::error::TreeError;
-use crate::limits::{BATCH_BYTES, BATCH_EVENTS, EXAMINED_MAX};
+use crate::limits::{BATCH_BYTES, BATCH_EVENTS, EXAMINED_MAX, SHARED_BYTES};
 use crate::node::{ChangeKind, ChangeRow, Head, Node};
 use crate::pattern::Pattern;
 use crate::read::Reading;
@@ -332,7 +332,8 @@ impl TreeWatches {
             return Ok((ended.collect(), true));
         }
         let mut seen: HashMap<u64, Vec<Event>> = HashMap::new();
-        let (next, examined) = changes(&snapshot, &tree, (self.next, end), |revision, change| {
+        let mut late = Vec::new();
+        let (next, examined) = changes(&snapshot, &tree, (self.next, end), |(revision, sub), change| {
             let of_path = self.of_paths.get(change.path).into_iter().flatten();
             let mut wanting = of_path.chain(&self.of_many).filter(|id| {
                 let watch = &self.watches[id];
@@ -344,15 +345,48 @@ impl TreeWatches {
             let event = event(&reading, revision, change)?;
             let (mut bytes, mut events) = (0, 0);
             for id in std::iter::once(first).chain(wanting) {
+                if bytes > SHARED_BYTES {
+                    late.push((*id, (revision, sub)));
+                    continue;
+                }
                 let event = self.watches[id].shown(&event);
                 (bytes, events) = (bytes + event.bytes(), events + 1);
                 seen.entry(*id).or_default().push(event);
             }
+            // More bytes than a batch has: it ends here, and those that are late see the next changes by themselves.
             Ok((events, bytes))
         })?;
         (self.next, self.examined) = (next, examined);
+        let has_more = next < end || !late.is_empty();
+        self.fall_behind(&late);
         let seen = seen.into_iter().map(|(id, events)| (id, Watched::Events(events)));
-        Ok((seen.collect(), next < end))
+        Ok((seen.collect(), has_more))
+    }
+
+    /// Lets level watches read by themselves from their places on.
+    fn fall_behind(&mut self, late: &[(u64, Place)]) {
+        if late.is_empty() {
+            return;
+        }
+        let ids: HashSet<u64> = late.iter().map(|(id, _)| *id).collect();
+        let mut paths = HashSet::new();
+        for (id, place) in late {
+            let Some(watch) = self.watches.get_mut(id) else {
+                continue;
+            };
+            (watch.next, watch.is_level) = (*place, false);
+            paths.extend(watch.options.selection.only_path());
+            self.behind.push_back(*id);
+        }
+        self.of_many.retain(|id| !ids.contains(id));
+        for path in paths {
+            if let Some(of_path) = self.of_paths.get_mut(&path) {
+                of_path.retain(|id| !ids.contains(id));
+                if of_path.is_empty() {
+                    self.of_paths.remove(&path);
+                }
+            }
+        }
     }
 
     /// What a watch that is behind sees next.
@@ -365,7 +399,7 @@ impl TreeWatches {
         }
         let reading = tree.reading(snapshot);
         let mut events = Vec::new();
-        let (next, _) = changes(snapshot, &tree, (watch.next, self.next), |revision, change| {
+        let (next, _) = changes(snapshot, &tree, (watch.next, self.next), |(revision, _), change| {
             if !watch.wants(change) {
                 return Ok((0, 0));
             }
@@ -435,7 +469,7 @@ fn changes(
     snapshot: &Snapshot,
     tree: &Shared,
     (from, to): (Place, Place),
-    mut visit: impl FnMut(u64, &ChangeRow<'_>) -> Result<(usize, usize)>,
+    mut visit: impl FnMut(Place, &ChangeRow<'_>) -> Result<(usize, usize)>,
 ) -> Result<(Place, u64)> {
     let (low, high) = (change_key(tree.id, from.0, from.1), change_key(tree.id, to.0, to.1));
     let mut rows = snapshot.range(&tree.tables.changes, &low[..]..&high[..])?;
@@ -446,7 +480,7 @@ fn changes(
             return Ok(((revision, sub), revision - 1));
         }
         examined += 1;
-        let (more, their_bytes) = visit(revision, &ChangeRow::decode(&row)?)?;
+        let (more, their_bytes) = visit((revision, sub), &ChangeRow::decode(&row)?)?;
         (events, bytes) = (events + more, bytes + their_bytes);
     }
     Ok((to, to.0 - 1))

@@ -237,3 +237,65 @@ fn a_compaction_ends_the_watches_of_a_set_that_have_not_come_so_far() {
     assert_eq!((ended, seen), (BTreeSet::from([1, 2]), BTreeMap::from([(3, 1)])));
     assert_eq!(set.len(), 1);
 }
+
+#[test]
+fn a_large_change_that_many_watches_want_comes_to_them_in_turns() {
+    let disk = SimDisk::new(1);
+    let (_store, _trees, tree) = open(&disk);
+    let mut set = tree.watches().unwrap();
+    for id in 0..100 {
+        let options = match id % 2 {
+            0 => WatchOptions::all(),
+            _ => WatchOptions::path("a"),
+        };
+        set.add(id, options).unwrap();
+    }
+    tree.transact(|tree| {
+        tree.put("a", vec![1; 1 << 20])?;
+        tree.put("a/b", "")?;
+        tree.put("c", "")
+    })
+    .unwrap();
+    tree.put("a", "small").unwrap();
+    let mut all: BTreeMap<u64, Vec<(u64, Vec<u8>)>> = BTreeMap::new();
+    loop {
+        let (seen, has_more) = set.take().unwrap();
+        let mut bytes = 0;
+        for (id, seen) in seen {
+            let Watched::Events(events) = seen else {
+                panic!("nothing is compacted")
+            };
+            for event in events {
+                bytes += event.node.map_or(0, |node| node.payload.len());
+                all.entry(id).or_default().push((event.revision, event.path));
+            }
+        }
+        assert!(bytes <= 18 << 20, "{bytes} bytes came together");
+        if !has_more {
+            break;
+        }
+        // One that waits for its turn can end.
+        if set.remove(99) {
+            all.remove(&99);
+        }
+    }
+    let first = all[&0][0].0;
+    let event = |revision, path: &str| (revision, path.as_bytes().to_vec());
+    for id in 0..99 {
+        let expected = match id % 2 {
+            0 => vec![
+                event(first, "a"),
+                event(first, "a/b"),
+                event(first, "c"),
+                event(first + 1, "a"),
+            ],
+            _ => vec![event(first, "a"), event(first + 1, "a")],
+        };
+        assert_eq!(all[&id], expected, "{id}");
+    }
+    // They are together again.
+    assert_eq!(set.revision(), first + 1);
+    tree.put("a", "once more").unwrap();
+    let (seen, _) = set.take().unwrap();
+    assert_eq!(seen.len(), 99);
+}

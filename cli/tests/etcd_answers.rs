@@ -311,7 +311,7 @@ fn revision(header: &Option<ResponseHeader>) -> i64 {
     header.as_ref().map_or(0, |header| header.revision)
 }
 
-/// A response without what no client compares: the ids of a member, and headers of operations.
+/// A response without what no client compares: the ids of a member.
 fn bare(mut response: TxnResponse) -> TxnResponse {
     response.header = response.header.map(|header| ResponseHeader {
         revision: header.revision,
@@ -321,7 +321,6 @@ fn bare(mut response: TxnResponse) -> TxnResponse {
         match &mut operation.response {
             Some(Done::ResponseTxn(inner)) => {
                 *inner = bare(std::mem::take(inner));
-                inner.header = None;
             }
             Some(Done::ResponsePut(put)) => put.header = bare_header(&put.header),
             Some(Done::ResponseRange(range)) => range.header = bare_header(&range.header),

@@ -8,7 +8,7 @@ use duramen_proto::etcd::server::request_op::Request as Operation;
 use duramen_proto::etcd::server::response_op::Response as Done;
 use duramen_proto::etcd::server::{
     CompactionRequest, CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse,
-    RangeRequest, RangeResponse, RangeStreamResponse, RequestOp, ResponseOp, TxnRequest, TxnResponse,
+    RangeRequest, RangeResponse, RangeStreamResponse, RequestOp, TxnRequest, TxnResponse,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -67,18 +67,8 @@ impl EtcdDoor {
             }
             false => self.commit(request).await?,
         };
-        self.complete(&mut response);
-        Ok(response)
-    }
-
-    fn complete(&self, response: &mut TxnResponse) {
         response.header = self.completed(response.header);
-        // As in etcd, the headers of operations say the revision alone.
-        for ResponseOp { response } in &mut response.responses {
-            if let Some(Done::ResponseTxn(inner)) = response {
-                inner.header = None;
-            }
-        }
+        Ok(response)
     }
 }
 

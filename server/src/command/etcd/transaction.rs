@@ -8,7 +8,7 @@ use duramen_proto::etcd::server::request_op::Request;
 use duramen_proto::etcd::server::response_op::Response;
 use duramen_proto::etcd::server::{
     DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp,
-    ResponseOp, TxnRequest, TxnResponse,
+    ResponseHeader, ResponseOp, TxnRequest, TxnResponse,
 };
 
 use super::compare::branches;
@@ -159,7 +159,8 @@ fn run(writes: &mut TreeWrites<'_>, request: &TxnRequest, branches: &mut Branche
         responses.push(ResponseOp { response });
     }
     Ok(TxnResponse {
-        header: Some(header_of(writes.revision())),
+        // As in etcd, a transaction in another one has a header that says nothing.
+        header: Some(ResponseHeader::default()),
         succeeded,
         responses,
     })
@@ -177,7 +178,7 @@ fn read(keys: &impl Keys, request: &TxnRequest, branches: &mut Branches<'_>) -> 
         responses.push(ResponseOp { response });
     }
     Ok(TxnResponse {
-        header: Some(header_of(keys.newest())),
+        header: Some(ResponseHeader::default()),
         succeeded,
         responses,
     })

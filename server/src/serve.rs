@@ -55,7 +55,11 @@ use crate::state::{Inner, State};
 /// The largest request and response, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 20 << 20;
 /// Memory that a connection may fill before the server reads on: it is per connection, and hyper keeps it.
-const CONNECTION_WINDOW: u32 = 1 << 20;
+///
+/// `h2` ends a connection whose unread small frames take more than half of it, each of which it counts as 256 bytes. Keep-alives and
+/// new watches of etcd's clients are such frames, of 14 bytes and more. So this is what a stream takes that is full of them:
+/// 512 KiB / 14 * 256 * 2.
+const CONNECTION_WINDOW: u32 = 20 << 20;
 const STREAM_WINDOW: u32 = 512 << 10;
 /// The most calls of a connection at a time.
 const CALLS_MAX: u32 = 4_096;

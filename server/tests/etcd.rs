@@ -468,3 +468,41 @@ fn an_election_has_one_leader_at_a_time_and_tells_of_each() {
     });
     server.stop().unwrap();
 }
+
+/// A stream that gives one thing at a time, so that each is sent in a frame of its own, as Go's clients do it.
+fn one_by_one<T: Send + 'static>(all: Vec<T>) -> impl tokio_stream::Stream<Item = T> + Send + 'static {
+    tokio_stream::iter(all).then(|one| async {
+        tokio::task::yield_now().await;
+        one
+    })
+}
+
+#[test]
+fn a_client_keeps_all_its_leases_alive_at_once_and_begins_all_its_watches_at_once() {
+    const MANY: i64 = 12_000;
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(&config(directory.path())).unwrap();
+    client(async {
+        let channel = channel(&server).await;
+        let mut leases = LeaseClient::new(channel.clone());
+        let all = (1..=MANY).map(|id| LeaseKeepAliveRequest { id }).collect();
+        let mut kept = leases.lease_keep_alive(one_by_one(all)).await.unwrap().into_inner();
+        for id in 1..=MANY {
+            assert_eq!(kept.message().await.unwrap().unwrap().id, id);
+        }
+        let all = (1..=MANY).map(|number| {
+            create(WatchCreateRequest {
+                key: format!("{number}").into(),
+                ..WatchCreateRequest::default()
+            })
+        });
+        // Its side of the stream stays open.
+        let requests = one_by_one(all.collect()).chain(tokio_stream::pending());
+        let mut watches = WatchClient::new(channel).watch(requests).await.unwrap().into_inner();
+        for id in 0..MANY {
+            let response = watches.message().await.unwrap().unwrap();
+            assert!(response.created && response.watch_id == id, "{response:?}");
+        }
+    });
+    server.stop().unwrap();
+}

@@ -506,3 +506,39 @@ fn a_client_keeps_all_its_leases_alive_at_once_and_begins_all_its_watches_at_onc
     });
     server.stop().unwrap();
 }
+
+#[test]
+fn many_watches_of_one_stream_see_a_large_transaction_in_a_moment() {
+    const MANY: usize = 2_000;
+    const PUTS: usize = 100;
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(&config(directory.path())).unwrap();
+    client(async {
+        let channel = channel(&server).await;
+        let (requests, mut responses) = watch(&channel).await;
+        for _ in 0..MANY {
+            let request = WatchCreateRequest {
+                key: "a".into(),
+                range_end: "b".into(),
+                ..WatchCreateRequest::default()
+            };
+            requests.send(create(request)).await.unwrap();
+            assert!(responses.message().await.unwrap().unwrap().created);
+        }
+        let puts = (0..PUTS).map(|number| RequestOp {
+            request: Some(Operation::RequestPut(pair(&format!("a{number}"), "1"))),
+        });
+        let transaction = TxnRequest {
+            success: puts.collect(),
+            ..TxnRequest::default()
+        };
+        let began = std::time::Instant::now();
+        KvClient::new(channel.clone()).txn(transaction).await.unwrap();
+        for _ in 0..MANY {
+            let response = responses.message().await.unwrap().unwrap();
+            assert_eq!(response.events.len(), PUTS);
+        }
+        assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
+    });
+    server.stop().unwrap();
+}

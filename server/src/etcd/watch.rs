@@ -66,6 +66,8 @@ struct Watcher {
     asked: HashMap<i64, Asked>,
     /// Watches with events that are held.
     holding: HashSet<i64>,
+    /// Bytes of the events that all of them hold.
+    held_bytes: usize,
     next_id: i64,
     /// Whether the client asked how far all its watches have come.
     is_progress_asked: bool,
@@ -88,6 +90,7 @@ impl Watch for EtcdDoor {
             set: self.watches()?,
             asked: HashMap::new(),
             holding: HashSet::new(),
+            held_bytes: 0,
             next_id: 0,
             is_progress_asked: false,
             checked: Instant::now(),
@@ -191,6 +194,7 @@ impl Watcher {
     fn tell(&mut self, id: i64, events: Vec<Event>, responses: &mut Vec<WatchResponse>) {
         let Some(asked) = self.asked.get_mut(&id) else { return };
         let next = self.set.resume_from(id as u64).unwrap_or(u64::MAX);
+        self.held_bytes -= asked.held_bytes;
         // What is held is of one revision, which is whole once the watch has passed it.
         let mut told = match asked.held.first() {
             Some(held) if held.revision < next => {
@@ -214,6 +218,7 @@ impl Watcher {
             told.append(&mut asked.held);
         }
         let has_held = !asked.held.is_empty();
+        self.held_bytes += asked.held_bytes;
         let parts = asked.wants_fragments.then(|| self.door.config().request_bytes_max);
         if let Some(last) = told.last() {
             asked.was_told = true;
@@ -230,8 +235,7 @@ impl Watcher {
         }
         if has_held {
             self.holding.insert(id);
-            let held = self.holding.iter().filter_map(|id| self.asked.get(id));
-            if held.map(|asked| asked.held_bytes).sum::<usize>() > HELD_BYTES_MAX {
+            if self.held_bytes > HELD_BYTES_MAX {
                 self.end(id);
                 responses.push(WatchResponse {
                     header: Some(self.door.header(next)),
@@ -246,7 +250,7 @@ impl Watcher {
 
     /// A watch has ended, because the revision that it was at is compacted.
     fn compacted(&mut self, id: i64, error: &duramen::Error) -> Result<WatchResponse, Status> {
-        self.asked.remove(&id);
+        self.forget(id);
         let Some(TreeError::Compacted { first, .. }) = TreeError::of(error) else {
             return Err(of_etcd(failed(error)));
         };
@@ -277,8 +281,8 @@ impl Watcher {
                 }
             }
         }
-        let is_level = self.asked.values().all(|asked| asked.from <= revision + 1);
-        if self.is_progress_asked && is_level && !self.asked.is_empty() {
+        let is_level = || self.asked.values().all(|asked| asked.from <= revision + 1);
+        if self.is_progress_asked && !self.asked.is_empty() && is_level() {
             self.is_progress_asked = false;
             responses.push(WatchResponse {
                 header,
@@ -394,8 +398,15 @@ impl Watcher {
     /// Forgets a watch. Returns whether there was one.
     fn end(&mut self, id: i64) -> bool {
         self.set.remove(id as u64);
+        self.forget(id)
+    }
+
+    /// Forgets what the client asked of a watch, and what it holds.
+    fn forget(&mut self, id: i64) -> bool {
         self.holding.remove(&id);
-        self.asked.remove(&id).is_some()
+        let forgotten = self.asked.remove(&id);
+        self.held_bytes -= forgotten.as_ref().map_or(0, |asked| asked.held_bytes);
+        forgotten.is_some()
     }
 
     /// Ends a watch. A watch that is not there is no mistake: it may have ended at the same time.

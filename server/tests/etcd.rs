@@ -542,3 +542,37 @@ fn many_watches_of_one_stream_see_a_large_transaction_in_a_moment() {
     });
     server.stop().unwrap();
 }
+
+#[test]
+fn an_observer_hears_all_that_a_leader_proclaims_in_its_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(&config(directory.path())).unwrap();
+    client(async {
+        let channel = channel(&server).await;
+        let mut election = ElectionClient::new(channel.clone());
+        let campaign = |value: &str| CampaignRequest {
+            name: "leader".into(),
+            lease: 0,
+            value: value.to_string().into(),
+        };
+        let leader = election.campaign(campaign("0")).await.unwrap().into_inner().leader;
+        let observe = LeaderRequest { name: "leader".into() };
+        let mut observed = election.observe(observe).await.unwrap().into_inner();
+        let mut next = async || observed.message().await.unwrap().unwrap().kv.unwrap().value;
+        assert_eq!(next().await, "0");
+        for number in 1..=100 {
+            let proclaim = ProclaimRequest {
+                leader: leader.clone(),
+                value: number.to_string().into(),
+            };
+            election.proclaim(proclaim).await.unwrap();
+        }
+        election.resign(ResignRequest { leader }).await.unwrap();
+        election.campaign(campaign("next")).await.unwrap();
+        for number in 1..=100 {
+            assert_eq!(next().await, number.to_string());
+        }
+        assert_eq!(next().await, "next");
+    });
+    server.stop().unwrap();
+}

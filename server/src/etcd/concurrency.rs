@@ -24,7 +24,7 @@ use tonic::{Request, Response, Status};
 
 use super::EtcdDoor;
 use super::watch::rung;
-use crate::command::of_etcd;
+use crate::command::{of_etcd, to_key_value};
 use crate::error::{failed, stopping};
 use crate::security::Access;
 use crate::services::send;
@@ -221,14 +221,60 @@ impl EtcdDoor {
         set.add(0, options).map_err(|error| of_etcd(failed(&error)))?;
         loop {
             set.arm();
-            // What has changed is read again: the answer is the leader, whatever happened in between.
             let has_more = set.take().map_err(|error| of_etcd(failed(&error)))?.1;
             if let Some((header, pair)) = self.leader(name).await? {
+                let from = header.revision.unsigned_abs() + 1;
+                let key = pair.key.clone();
                 let seen = (pair.create_revision, pair.mod_revision);
                 if told != Some(seen) {
                     told = Some(seen);
                     let response = LeaderResponse {
                         header: Some(header),
+                        kv: Some(pair),
+                    };
+                    if sender.send(Ok(response)).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                self.tell_proclaimed(&key, from, &mut told, sender).await?;
+            } else if !has_more {
+                rung(&set).await;
+            }
+        }
+    }
+
+    /// Sends all that a leader proclaims from a revision on, in its order, until its key is deleted.
+    async fn tell_proclaimed(
+        &self,
+        key: &Bytes,
+        from: u64,
+        told: &mut Option<(i64, i64)>,
+        sender: &mpsc::Sender<Result<LeaderResponse, Status>>,
+    ) -> Result<(), Status> {
+        // What is compacted meanwhile cannot be told: the caller looks who leads now.
+        let is_compacted = |error: &duramen::Error| matches!(TreeError::of(error), Some(TreeError::Compacted { .. }));
+        let mut set = self.watches()?;
+        let options = WatchOptions::path(key).from_revision(from).without_old_nodes();
+        match set.add(0, options) {
+            Ok(_) => {}
+            Err(error) if is_compacted(&error) => return Ok(()),
+            Err(error) => return Err(of_etcd(failed(&error))),
+        }
+        loop {
+            set.arm();
+            let (seen, has_more) = set.take().map_err(|error| of_etcd(failed(&error)))?;
+            for (_, seen) in seen {
+                let events = match seen {
+                    Watched::Events(events) => events,
+                    Watched::Ended(error) if is_compacted(&error) => return Ok(()),
+                    Watched::Ended(error) => return Err(of_etcd(failed(&error))),
+                };
+                for event in events {
+                    let Some(node) = event.node else { return Ok(()) };
+                    let pair = to_key_value(key.clone(), node);
+                    *told = Some((pair.create_revision, pair.mod_revision));
+                    let response = LeaderResponse {
+                        header: Some(self.header(event.revision)),
                         kv: Some(pair),
                     };
                     if sender.send(Ok(response)).await.is_err() {

@@ -38,7 +38,7 @@ use crate::command::{Applier, Kept, Sessions};
 use crate::config::Config;
 use crate::connection::{Accepted, register_all};
 use crate::error::is_of_a_restore;
-use crate::etcd::{EtcdConfig, EtcdDoor, compact_by_itself, is_a_part};
+use crate::etcd::{EtcdConfig, EtcdDoor, compact_by_itself, is_a_part, renew_leases};
 use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
 use crate::metrics::{self, Sources};
 use crate::pages::Pages;
@@ -111,7 +111,7 @@ pub enum ServeError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The tree for clients of etcd.
-    #[error("the tree {tree:?} for clients of etcd cannot be created: {cause}")]
+    #[error("the tree {tree:?} for clients of etcd cannot be prepared: {cause}")]
     EtcdTree {
         /// The tree.
         tree: String,
@@ -212,12 +212,14 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         if is_a_part(&state.store, &state.trees, &tree).map_err(in_store)? {
             return Err(ServeError::PartOfEtcd { tree });
         }
-        accepting
-            .block_on(create_tree(&state, tree))
-            .map_err(|status| ServeError::EtcdTree {
-                tree: config.etcd.tree.clone(),
-                cause: status.message().into(),
-            })?;
+        let prepared = accepting.block_on(async {
+            create_tree(&state, tree.clone()).await?;
+            renew_leases(&state, &tree).await
+        });
+        prepared.map_err(|status| ServeError::EtcdTree {
+            tree,
+            cause: status.message().into(),
+        })?;
     }
     let metrics = accepting.block_on(async { config.metrics_listen.map(listen_for_scrapes).transpose() })?;
     let sockets = Sockets::open(config)?;

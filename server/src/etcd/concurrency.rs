@@ -20,7 +20,7 @@ use duramen_proto::etcd::server::{
 use prost::bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::EtcdDoor;
 use super::watch::rung;
@@ -118,7 +118,11 @@ impl EtcdDoor {
                 ..RangeRequest::default()
             })),
         });
-        let response = self.transact(transaction).await?;
+        let response = self.transact(transaction).await.map_err(|status| match status.code() {
+            // As in etcd, whose service is a client of its own.
+            Code::NotFound => Status::unknown(status.message()),
+            _ => status,
+        })?;
         let found = response.responses.iter().find_map(|one| match &one.response {
             Some(Done::ResponseRange(range)) => range.kvs.first().cloned(),
             _ => None,

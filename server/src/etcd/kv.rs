@@ -16,15 +16,12 @@ use tonic::{Code, Request, Response, Status};
 
 use super::EtcdDoor;
 use crate::command::{
-    EtcdError, RangeWalk, check_delete, check_put, check_range, check_transaction, has_filters, is_in_key_order,
-    is_read_only, of_etcd, read_transaction,
+    EtcdError, RESPONSE_BYTES_MAX, RangeWalk, check_delete, check_put, check_range, check_transaction, has_filters,
+    is_in_key_order, is_read_only, of_etcd, read_transaction, too_large_to_answer,
 };
 use crate::error::{failed, reason_of, status};
 use crate::security::Access;
 use crate::services::send;
-
-/// The largest answer to a range, in bytes of keys and values. A client that wants more reads in parts.
-const RESPONSE_BYTES_MAX: usize = 1 << 30;
 
 impl EtcdDoor {
     /// Reads a range.
@@ -33,9 +30,11 @@ impl EtcdDoor {
         let mut walk = RangeWalk::new(request);
         while !walk.step(&view).map_err(|error| of_etcd(failed(&error)))? {
             if walk.bytes() > RESPONSE_BYTES_MAX {
-                let message =
-                    format!("the answer has more than {RESPONSE_BYTES_MAX} bytes; read in parts, with a limit");
-                return Err(status(Code::ResourceExhausted, "RESPONSE_TOO_LARGE", message));
+                return Err(status(
+                    Code::ResourceExhausted,
+                    "RESPONSE_TOO_LARGE",
+                    too_large_to_answer(),
+                ));
             }
             // The other clients of this thread have their turns.
             tokio::task::yield_now().await;

@@ -21,11 +21,14 @@ use crate::error::{failed, reason_of};
 use crate::pipeline::Answer;
 use crate::security::{Access, Credentials};
 use crate::services::answer_in_order;
-use crate::state::{led, unexpected};
+use crate::state::{State, led, unexpected};
 
 /// The longest and the shortest lease of etcd, in seconds.
 const TTL_MAX: i64 = 9_000_000_000;
 const TTL_MIN: i64 = 2;
+
+/// Leases that are renewed in one commit, when a server starts.
+const RENEWED_TOGETHER: usize = 1_000;
 
 impl EtcdDoor {
     /// Grants a lease; the id 0 means one of the server's choice. Returns id and seconds.
@@ -69,6 +72,37 @@ impl EtcdDoor {
         };
         Ok(Keeping { response, answer })
     }
+}
+
+/// Gives each lease its whole time again, as etcd does when it starts: clients had no server that they could ask.
+pub(crate) async fn renew_leases(state: &State, tree: &str) -> Result<(), Status> {
+    let view = state.tree(tree)?.view().map_err(|error| failed(&error))?;
+    let leases = view.leases().map_err(|error| failed(&error))?;
+    for batch in leases.chunks(RENEWED_TOGETHER) {
+        let queued: Result<Vec<_>, Status> = batch
+            .iter()
+            .map(|lease| {
+                let command = TreeCommand {
+                    tree: tree.into(),
+                    change: Some(OfTree::KeepLeaseAlive(lease.id)),
+                };
+                let options = WriteOptions {
+                    acknowledge: Acknowledge::Written as i32,
+                    ..WriteOptions::default()
+                };
+                state.enqueue(Change::Tree(command), Some(options))
+            })
+            .collect();
+        for answer in queued? {
+            let answer = answer.await.unwrap_or_else(|_| Err(crate::error::unanswered()));
+            match answer.and_then(led) {
+                // It ended meanwhile.
+                Err(status) if reason_of(&status) == "LEASE_NOT_FOUND" => {}
+                led => drop(led?),
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A keep-alive whose command is queued.
@@ -172,7 +206,8 @@ impl Lease for EtcdDoor {
     ) -> Result<Response<LeaseLeasesResponse>, Status> {
         self.authorize(&request, Access::Read)?;
         let view = self.view()?;
-        let leases = view.leases().map_err(|error| of_etcd(failed(&error)))?;
+        let mut leases = view.leases().map_err(|error| of_etcd(failed(&error)))?;
+        leases.sort_by_key(|lease| lease.remaining);
         let living = leases.iter().filter(|lease| !lease.remaining.is_zero());
         Ok(Response::new(LeaseLeasesResponse {
             header: Some(self.header(view.revision())),

@@ -38,9 +38,8 @@ impl EtcdDoor {
         let view = self.view()?;
         let first = view.first_revision().map_err(|error| of_etcd(failed(&error)))?;
         let at = match u64::try_from(revision) {
-            Ok(0) => view.revision(),
-            Ok(revision) => revision,
-            Err(_) => return Err(EtcdError::Compacted.into()),
+            Ok(revision @ 1..) => revision,
+            _ => view.revision(),
         };
         let past: TreeView = view.at_revision(at).map_err(|error| of_etcd(failed(&error)))?;
         let (all, mut after, mut hash) = (Selection::all(), None, Xxh3::new());

@@ -9,6 +9,7 @@
 //! import        which trees an import has not finished
 //! cluster       the one member that there is
 //! compaction    compactions that no client asks for
+//! transport     messages that are too large
 //! auth          tokens of the server as passwords of etcd
 //! concurrency   Lock and Election, made of the services above
 //! ```
@@ -23,6 +24,7 @@ mod kv;
 mod lease;
 mod maintenance;
 mod snapshot;
+mod transport;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -46,17 +48,20 @@ use duramen_proto::etcd::server::watch_server::WatchServer;
 use duramen_proto::etcd::server::{ResponseHeader, TxnRequest, TxnResponse};
 use prost::Message;
 use tonic::service::Routes;
-use tonic::{Code, Request, Status};
+use tonic::{Request, Status};
 
 use crate::command::{EtcdError, of_etcd};
-use crate::error::{failed, status};
+use crate::error::failed;
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, unexpected};
+
+use self::transport::AsEtcd;
 
 pub use compaction::EtcdRetention;
 pub(crate) use compaction::compact_by_itself;
 pub use import::EtcdImport;
 pub(crate) use import::is_a_part;
+pub(crate) use lease::renew_leases;
 pub use snapshot::{EtcdLease, EtcdSnapshot, EtcdSnapshotError};
 
 /// The version of etcd whose services these are.
@@ -65,9 +70,6 @@ pub const ETCD_VERSION: &str = "3.6.0";
 const TERM: u64 = 1;
 /// What the transport of etcd accepts beyond the largest request.
 const TRANSPORT_BYTES: usize = 512 << 10;
-/// The largest message that is decoded, so that larger requests than etcd takes get etcd's answer.
-const DECODED_BYTES_MAX: usize = 64 << 20;
-
 /// What a store takes before there is anything in it.
 const EMPTY_BYTES: u64 = 288 << 10;
 
@@ -116,6 +118,13 @@ impl Default for EtcdConfig {
     }
 }
 
+impl EtcdConfig {
+    /// The largest message that the transport takes.
+    fn message_bytes_max(&self) -> usize {
+        self.request_bytes_max + TRANSPORT_BYTES
+    }
+}
+
 /// The services of etcd, as far as they share something.
 #[derive(Clone)]
 pub(crate) struct EtcdDoor(Arc<Door>);
@@ -150,21 +159,26 @@ impl EtcdDoor {
 
     /// Adds the services to those of a server.
     pub(crate) fn add_to(self, routes: Routes) -> Routes {
-        // What is larger than etcd takes gets etcd's answer, and not that of the transport.
-        let decoded = DECODED_BYTES_MAX.max(self.0.config.request_bytes_max + TRANSPORT_BYTES);
+        let most = self.0.config.message_bytes_max();
+        // A macro, because each of the services is of a type of its own.
+        macro_rules! limited {
+            ($server:ident) => {
+                AsEtcd::new(
+                    $server::new(self.clone())
+                        .max_decoding_message_size(most)
+                        .max_encoding_message_size(usize::MAX),
+                )
+            };
+        }
         routes
-            .add_service(
-                KvServer::new(self.clone())
-                    .max_decoding_message_size(decoded)
-                    .max_encoding_message_size(usize::MAX),
-            )
-            .add_service(WatchServer::new(self.clone()).max_encoding_message_size(usize::MAX))
-            .add_service(LeaseServer::new(self.clone()).max_encoding_message_size(usize::MAX))
-            .add_service(ClusterServer::new(self.clone()))
-            .add_service(MaintenanceServer::new(self.clone()))
-            .add_service(AuthServer::new(self.clone()))
-            .add_service(LockServer::new(self.clone()))
-            .add_service(ElectionServer::new(self))
+            .add_service(limited!(KvServer))
+            .add_service(limited!(WatchServer))
+            .add_service(limited!(LeaseServer))
+            .add_service(limited!(ClusterServer))
+            .add_service(limited!(MaintenanceServer))
+            .add_service(limited!(AuthServer))
+            .add_service(limited!(LockServer))
+            .add_service(limited!(ElectionServer))
     }
 
     fn state(&self) -> &State {
@@ -240,18 +254,12 @@ impl EtcdDoor {
         }
     }
 
-    /// Refuses a request that is larger than etcd takes.
+    /// Refuses a request that is larger than etcd takes. What is larger than its transport takes was refused before.
     fn check_size(&self, request: &impl Message) -> Result<(), Status> {
-        let (bytes, most) = (request.encoded_len(), self.config().request_bytes_max);
-        if bytes <= most {
-            return Ok(());
+        match request.encoded_len() <= self.config().request_bytes_max {
+            true => Ok(()),
+            false => Err(EtcdError::RequestTooLarge.into()),
         }
-        let transport = most + TRANSPORT_BYTES;
-        if bytes > transport {
-            let message = format!("grpc: received message larger than max ({bytes} vs. {transport})");
-            return Err(status(Code::ResourceExhausted, "REQUEST_TOO_LARGE", message));
-        }
-        Err(EtcdError::RequestTooLarge.into())
     }
 
     /// Refuses a write that needs room while there is none within the quota.

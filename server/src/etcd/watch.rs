@@ -219,7 +219,7 @@ impl Watcher {
         }
         let has_held = !asked.held.is_empty();
         self.held_bytes += asked.held_bytes;
-        let parts = asked.wants_fragments.then(|| self.door.config().request_bytes_max);
+        let parts = asked.wants_fragments.then(|| self.door.config().message_bytes_max());
         if let Some(last) = told.last() {
             asked.was_told = true;
             let response = WatchResponse {
@@ -281,9 +281,7 @@ impl Watcher {
                 }
             }
         }
-        let is_level = || self.asked.values().all(|asked| asked.from <= revision + 1);
-        if self.is_progress_asked && !self.asked.is_empty() && is_level() {
-            self.is_progress_asked = false;
+        if std::mem::take(&mut self.is_progress_asked) && !self.asked.is_empty() {
             responses.push(WatchResponse {
                 header,
                 watch_id: NO_WATCH,
@@ -300,7 +298,9 @@ impl Watcher {
                 self.cancel(cancel.watch_id).map(|told| told.into_iter().collect())
             }
             Some(RequestUnion::ProgressRequest(_)) => {
-                self.is_progress_asked = true;
+                // As in etcd, there is no answer while a watch has not begun.
+                let newest = self.door.view()?.revision();
+                self.is_progress_asked = self.asked.values().all(|asked| asked.from <= newest);
                 Ok(Vec::new())
             }
             // As etcd, it does nothing for a request that it does not know.

@@ -32,6 +32,13 @@ const BURST: Duration = Duration::from_secs(1);
 /// Principals whose counts are kept. Beyond that, those without a call are forgotten.
 const KEPT_MAX: usize = 1_024;
 
+/// Services that every caller may use: health, what the server speaks, and that which makes callers known.
+const OPEN: [&str; 3] = ["/grpc.health.v1.Health/", "/grpc.reflection.", "/etcdserverpb.Auth/"];
+
+fn is_open(path: &str) -> bool {
+    OPEN.iter().any(|open| path.starts_with(open))
+}
+
 /// What a principal may use; 0: as much as it likes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PrincipalLimits {
@@ -174,8 +181,14 @@ where
 
     fn call(&mut self, request: Request<Body>) -> LimitedFuture<S::Future> {
         let credentials = Credentials::new(request.headers(), request.extensions().get::<Peer>());
-        // Requests that are not allowed at all are refused by the service.
-        let limits = self.state.guard.limits(&credentials).ok().flatten();
+        let limits = match self.state.guard.limits(&credentials) {
+            Ok(limits) => limits,
+            // Before its message is read, so that it takes no memory.
+            Err(refused) if !is_open(request.uri().path()) => {
+                return LimitedFuture::Refused { refused: Some(refused) };
+            }
+            Err(_) => None,
+        };
         let admitted = limits.map(|(principal, limits)| self.state.usages.admit(&principal, limits));
         match admitted {
             None => LimitedFuture::Passed {

@@ -41,8 +41,9 @@ pub const WORKLOAD: Workload = Workload {
     ..Workload::USUAL
 };
 
-/// The form that shows how much memory the server takes.
+/// The form that shows how much memory the server takes, and how long it takes to start.
 const MEMORY: &str = "memory";
+const OPEN: (&str, Work) = ("start until the first range is answered", Work::Reads);
 const CLIENTS: [usize; 3] = [1, 50, 200];
 const LOADERS: usize = 50;
 const CONNECTIONS_MAX: usize = 50;
@@ -111,13 +112,14 @@ fn rows(form: &str) -> Vec<Row> {
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let form = context.variant.label;
     let rows = rows(form);
-    let tree = context.open_tree()?;
+    let mut tree = context.open_tree()?;
     let url = match tree.etcd_url() {
-        Ok(url) => url,
+        Ok(url) => url.to_string(),
         Err(reason) => {
             let mut names: Vec<_> = rows.iter().map(|row| (&*row.name, row.work)).collect();
-            if form != MEMORY {
-                names.extend(etcd_watch::ROWS);
+            match form {
+                MEMORY => names.push(OPEN),
+                _ => names.extend(etcd_watch::ROWS),
             }
             recorder.not_done(&names, &reason.to_string());
             return tree.close();
@@ -125,7 +127,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     };
     let values = Values::new(context.seed, Length::Fixed(256));
     let keys = context.records().next_multiple_of(KEYS_OF);
-    let bench = Bench {
+    let mut bench = Bench {
         context,
         url,
         values: &values,
@@ -133,13 +135,24 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         puts: (0..keys).map(|_| AtomicU32::new(0)).collect(),
     };
     if form != MEMORY {
-        etcd_watch::run(context, recorder, url, &values)?;
+        etcd_watch::run(context, recorder, &bench.url, &values)?;
     }
     for row in &rows {
         recorder.phase(&row.name, row.work, || bench.work(row))?;
     }
     if form == MEMORY {
         bench.note_memory(recorder)?;
+        if !recorder.is_stopped() {
+            tree.close()?;
+            let mut opened = None;
+            recorder.phase(OPEN.0, OPEN.1, || {
+                let tree = context.open_tree()?;
+                bench.url = tree.etcd_url()?.to_string();
+                opened = Some(tree);
+                bench.first_range().map(|()| Done::untimed(1))
+            })?;
+            tree = opened.context("a phase that succeeded has opened the store")?;
+        }
     }
     bench.verify()?;
     tree.close()
@@ -147,7 +160,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
 
 struct Bench<'a> {
     context: &'a Context<'a>,
-    url: &'a str,
+    url: String,
     values: &'a Values,
     checker: Checker<'a>,
     /// How often each key was put: its version.
@@ -183,7 +196,7 @@ impl Bench<'_> {
             let in_flight = row.clients / lanes;
             let mut connections = Vec::new();
             for _ in 0..in_flight.min(CONNECTIONS_MAX / lanes) {
-                let channel = connect(self.url).await?;
+                let channel = connect(&self.url).await?;
                 connections.push(Connected {
                     kv: KvClient::new(channel.clone()),
                     lease: LeaseClient::new(channel),
@@ -347,11 +360,22 @@ impl Bench<'_> {
         self.checker.present(key, last, value)
     }
 
+    /// Reads the key in the middle over a new connection.
+    fn first_range(&self) -> Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let number = self.puts.len() / 2;
+            let mut kv = KvClient::new(connect(&self.url).await?);
+            let found = kv.range(range_of(number, 1)).await?.into_inner();
+            self.check_all(number, 1, &found)
+        })
+    }
+
     /// Reads every key.
     fn verify(&self) -> Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            let mut kv = KvClient::new(connect(self.url).await?);
+            let mut kv = KvClient::new(connect(&self.url).await?);
             for first in (0..self.puts.len()).step_by(PAGE) {
                 let count = PAGE.min(self.puts.len() - first);
                 let found = kv.range(range_of(first, count)).await?.into_inner();

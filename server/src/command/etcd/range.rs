@@ -14,6 +14,8 @@ pub(crate) type Bounds = (Vec<u8>, Option<Vec<u8>>);
 
 /// Nodes of a page.
 const PAGE_NODES: usize = 1_000;
+/// The largest answer, in bytes of keys and values. A client that wants more reads in parts.
+pub(crate) const RESPONSE_BYTES_MAX: usize = 1 << 30;
 
 /// The keys of a request. Without an end it is one key, and the end of one byte 0 is that of all keys.
 pub(crate) fn bounds(key: &[u8], end: &[u8]) -> Bounds {
@@ -282,6 +284,11 @@ impl RangeWalk {
             count: signed(self.count),
         }
     }
+}
+
+/// What is wrong with a request whose answer has too many bytes.
+pub(crate) fn too_large_to_answer() -> String {
+    format!("the answer has more than {RESPONSE_BYTES_MAX} bytes; read in parts, with a limit")
 }
 
 /// A header that says the revision alone. The service completes it.

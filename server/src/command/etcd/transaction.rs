@@ -1,7 +1,7 @@
 //! Transactions of etcd's clients.
 
 use duramen::tree::{LeaseChange, TreeError, TreeWrites};
-use duramen::{Result, Transaction};
+use duramen::{Reason, Result, Transaction};
 use duramen_proto::command::EtcdTransaction;
 use duramen_proto::command::outcome::Outcome as Led;
 use duramen_proto::etcd::server::request_op::Request;
@@ -13,7 +13,7 @@ use duramen_proto::etcd::server::{
 
 use super::compare::branches;
 use super::errors::EtcdError;
-use super::range::{Keys, RangeWalk, bounds, header_of, to_key_value};
+use super::range::{Keys, RESPONSE_BYTES_MAX, RangeWalk, bounds, header_of, to_key_value, too_large_to_answer};
 use crate::command::apply::{Applier, Ran, Stopped, outcome};
 use crate::command::trees::OpenTrees;
 
@@ -27,11 +27,11 @@ impl Applier {
         let mut refused = None;
         let response = self.with_tree(tx, &mut OpenTrees::default(), &command.tree, true, |writes| {
             let branches = branches(writes, request)?;
-            if let Err(error) = check(writes, request, &mut branches.iter())? {
+            if let Err(error) = check(writes, request, &mut Course::of(&branches))? {
                 refused = Some(error);
                 return Ok(TxnResponse::default());
             }
-            let mut response = run(writes, request, &mut branches.iter())?;
+            let mut response = run(writes, request, &mut Course::of(&branches))?;
             response.header = Some(header_of(writes.revision()));
             Ok(response)
         })?;
@@ -74,33 +74,56 @@ pub(crate) fn changes_one_key(request: &TxnRequest) -> bool {
 /// Answers a transaction that changes nothing.
 pub(crate) fn read_transaction(keys: &impl Keys, request: &TxnRequest) -> Result<Result<TxnResponse, EtcdError>> {
     let branches = branches(keys, request)?;
-    if let Err(error) = check(keys, request, &mut branches.iter())? {
+    if let Err(error) = check(keys, request, &mut Course::of(&branches))? {
         return Ok(Err(error));
     }
-    let mut response = read(keys, request, &mut branches.iter())?;
+    let mut response = read(keys, request, &mut Course::of(&branches))?;
     response.header = Some(header_of(keys.newest()));
     Ok(Ok(response))
 }
 
-/// The branches that are left to take.
-type Branches<'a> = std::slice::Iter<'a, bool>;
+/// The way of a transaction through its branches.
+struct Course<'a> {
+    /// The branches that are left to take.
+    branches: std::slice::Iter<'a, bool>,
+    /// Bytes of the keys and values that were read.
+    read_bytes: usize,
+}
 
-/// The operations of the next branch.
-fn taken<'r>(request: &'r TxnRequest, branches: &mut Branches<'_>) -> (bool, &'r [RequestOp]) {
-    match branches.next() {
-        Some(true) => (true, &request.success),
-        _ => (false, &request.failure),
+impl<'a> Course<'a> {
+    fn of(branches: &'a [bool]) -> Course<'a> {
+        Course {
+            branches: branches.iter(),
+            read_bytes: 0,
+        }
+    }
+
+    /// The operations of the next branch.
+    fn take<'r>(&mut self, request: &'r TxnRequest) -> (bool, &'r [RequestOp]) {
+        match self.branches.next() {
+            Some(true) => (true, &request.success),
+            _ => (false, &request.failure),
+        }
+    }
+
+    /// Refuses an answer that is too large, before it takes more memory.
+    fn has_read(&mut self, bytes: usize) -> Result<()> {
+        self.read_bytes += bytes;
+        if self.read_bytes <= RESPONSE_BYTES_MAX {
+            return Ok(());
+        }
+        Err(Reason::InvalidArgument(too_large_to_answer()).into())
     }
 }
 
 /// Finds what is wrong with the branches that are taken, before anything is changed.
-fn check(keys: &impl Keys, request: &TxnRequest, branches: &mut Branches<'_>) -> Result<Result<(), EtcdError>> {
-    let (_, operations) = taken(request, branches);
+fn check(keys: &impl Keys, request: &TxnRequest, course: &mut Course<'_>) -> Result<Result<(), EtcdError>> {
+    let (_, operations) = course.take(request);
     for operation in operations {
         let checked = match &operation.request {
             Some(Request::RequestRange(range)) => check_revision(keys, range)?,
             Some(Request::RequestPut(put)) => check_put(keys, put)?,
-            Some(Request::RequestTxn(inner)) => check(keys, inner, branches)?,
+            Some(Request::RequestTxn(inner)) => check(keys, inner, course)?,
             Some(Request::RequestDeleteRange(_)) | None => Ok(()),
         };
         if checked.is_err() {
@@ -143,17 +166,17 @@ fn check_put(keys: &impl Keys, put: &PutRequest) -> Result<Result<(), EtcdError>
     Ok(Ok(()))
 }
 
-fn run(writes: &mut TreeWrites<'_>, request: &TxnRequest, branches: &mut Branches<'_>) -> Result<TxnResponse> {
-    let (succeeded, operations) = taken(request, branches);
+fn run(writes: &mut TreeWrites<'_>, request: &TxnRequest, course: &mut Course<'_>) -> Result<TxnResponse> {
+    let (succeeded, operations) = course.take(request);
     let mut responses = Vec::with_capacity(operations.len());
     for operation in operations {
         let response = match &operation.request {
-            Some(Request::RequestRange(request)) => Some(Response::ResponseRange(range(writes, request)?)),
+            Some(Request::RequestRange(request)) => Some(Response::ResponseRange(range(writes, request, course)?)),
             Some(Request::RequestPut(request)) => Some(Response::ResponsePut(put(writes, request)?)),
             Some(Request::RequestDeleteRange(request)) => {
                 Some(Response::ResponseDeleteRange(delete_range(writes, request)?))
             }
-            Some(Request::RequestTxn(inner)) => Some(Response::ResponseTxn(run(writes, inner, branches)?)),
+            Some(Request::RequestTxn(inner)) => Some(Response::ResponseTxn(run(writes, inner, course)?)),
             None => None,
         };
         responses.push(ResponseOp { response });
@@ -166,13 +189,13 @@ fn run(writes: &mut TreeWrites<'_>, request: &TxnRequest, branches: &mut Branche
     })
 }
 
-fn read(keys: &impl Keys, request: &TxnRequest, branches: &mut Branches<'_>) -> Result<TxnResponse> {
-    let (succeeded, operations) = taken(request, branches);
+fn read(keys: &impl Keys, request: &TxnRequest, course: &mut Course<'_>) -> Result<TxnResponse> {
+    let (succeeded, operations) = course.take(request);
     let mut responses = Vec::with_capacity(operations.len());
     for operation in operations {
         let response = match &operation.request {
-            Some(Request::RequestRange(request)) => Some(Response::ResponseRange(range(keys, request)?)),
-            Some(Request::RequestTxn(inner)) => Some(Response::ResponseTxn(read(keys, inner, branches)?)),
+            Some(Request::RequestRange(request)) => Some(Response::ResponseRange(range(keys, request, course)?)),
+            Some(Request::RequestTxn(inner)) => Some(Response::ResponseTxn(read(keys, inner, course)?)),
             _ => None,
         };
         responses.push(ResponseOp { response });
@@ -184,9 +207,17 @@ fn read(keys: &impl Keys, request: &TxnRequest, branches: &mut Branches<'_>) -> 
     })
 }
 
-fn range(keys: &impl Keys, request: &RangeRequest) -> Result<RangeResponse> {
+fn range(keys: &impl Keys, request: &RangeRequest, course: &mut Course<'_>) -> Result<RangeResponse> {
     let mut walk = RangeWalk::new(request);
-    while !walk.step(keys)? {}
+    let mut bytes = 0;
+    loop {
+        let is_done = walk.step(keys)?;
+        course.has_read(walk.bytes() - bytes)?;
+        bytes = walk.bytes();
+        if is_done {
+            break;
+        }
+    }
     Ok(walk.response(request, keys.newest()))
 }
 

@@ -274,7 +274,7 @@ fn a_large_change_that_many_watches_want_comes_to_them_in_turns() {
         if !has_more {
             break;
         }
-        // One that waits for its turn can end.
+        // A watch that waits for its turn can end.
         if set.remove(99) {
             all.remove(&99);
         }

@@ -93,6 +93,12 @@ pub enum BackupError {
         /// The directory.
         directory: String,
     },
+    /// Another import makes this store.
+    #[error("another import makes {directory}; wait for its end, or name another directory")]
+    ImportRuns {
+        /// The directory.
+        directory: String,
+    },
     /// A file or a directory could not be made.
     #[error("{doing}: {error}")]
     Io {

@@ -1,5 +1,8 @@
 //! Verifying an export, and making a store of it.
 
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use duramen::{Kind, Reason, Store, StoredPairs};
@@ -27,13 +30,13 @@ impl Backup {
 
     /// Makes a store of an export, in a directory that is missing or empty. `None`: the newest export. It verifies what it reads as
     /// [`Backup::verify`] does. The store appears there as a whole or not at all: it is made beside it first, in a directory with
-    /// `.importing` behind its name. It is durable when this returns.
+    /// `.importing` behind its name, which has a lock meanwhile. It is durable when this returns.
     ///
     /// The store has an id of its own, and no checkpoints. Commits go on after the exported one. Offsets of topics and
     /// revisions of trees go on from the exported ones.
     ///
     /// # Errors
-    /// As [`Backup::verify`]; [`BackupError::Occupied`], [`BackupError::Io`], [`BackupError::Store`].
+    /// As [`Backup::verify`]; [`BackupError::Occupied`], [`BackupError::ImportRuns`], [`BackupError::Io`], [`BackupError::Store`].
     pub fn import(
         &self,
         number: Option<u64>,
@@ -42,8 +45,7 @@ impl Backup {
     ) -> Result<Export> {
         let directory = place_for(directory.as_ref())?;
         let unfinished = unfinished(&directory);
-        // What an import has left that was interrupted.
-        remove(&unfinished)?;
+        let _lock = claim(&unfinished, &directory)?;
         let (path, target) = (unfinished.clone(), directory);
         let imported = self.work_on(number, progress, move |pairs, export| {
             let mut pairs = Source { pairs, failed: None };
@@ -112,9 +114,7 @@ fn occupied(directory: &Path) -> BackupError {
     }
 }
 
-#[cfg(unix)]
-fn is_mount_point(directory: &Path) -> std::io::Result<bool> {
-    use std::os::unix::fs::MetadataExt;
+fn is_mount_point(directory: &Path) -> io::Result<bool> {
     let device = |path: &Path| std::fs::metadata(path).map(|found| found.dev());
     match directory.parent() {
         Some(parent) => Ok(device(parent)? != device(directory)?),
@@ -122,16 +122,59 @@ fn is_mount_point(directory: &Path) -> std::io::Result<bool> {
     }
 }
 
-#[cfg(not(unix))]
-fn is_mount_point(_: &Path) -> std::io::Result<bool> {
-    Ok(false)
-}
-
 /// The directory in which an import works.
 fn unfinished(directory: &Path) -> PathBuf {
     let mut name = directory.as_os_str().to_owned();
     name.push(".importing");
     PathBuf::from(name)
+}
+
+/// Makes the directory in which an import works, empty, and with a lock: another import must not remove what this one makes.
+fn claim(unfinished: &Path, directory: &Path) -> Result<File> {
+    let doing = || format!("making {}", unfinished.display());
+    loop {
+        duramen_io::create_directory(unfinished).map_err(BackupError::io(doing()))?;
+        let lock = match File::open(unfinished) {
+            // Another import has just ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            opened => opened.map_err(BackupError::io(doing()))?,
+        };
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let directory = directory.display().to_string();
+                return Err(BackupError::ImportRuns { directory });
+            }
+            Err(TryLockError::Error(error)) => return Err(BackupError::io(doing())(error)),
+        }
+        // Before the lock was there, another import may have given the directory its name, or removed it.
+        if is_still(&lock, unfinished).map_err(BackupError::io(doing()))? {
+            // What an import has left that was interrupted.
+            empty(unfinished).map_err(BackupError::io(doing()))?;
+            return Ok(lock);
+        }
+    }
+}
+
+/// Whether a path leads to an open directory.
+fn is_still(open: &File, path: &Path) -> io::Result<bool> {
+    let open = open.metadata()?;
+    match std::fs::metadata(path) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (open.dev(), open.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn empty(directory: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => std::fs::remove_dir_all(entry.path())?,
+            false => std::fs::remove_file(entry.path())?,
+        }
+    }
+    Ok(())
 }
 
 fn remove(directory: &Path) -> Result<()> {

@@ -38,6 +38,30 @@ fn put(objects: &InMemory, path: &Path, bytes: impl Into<Vec<u8>>) {
     run(objects.put(path, PutPayload::from(bytes.into()))).unwrap();
 }
 
+/// The second one must not remove what the first one has made so far.
+#[test]
+fn two_imports_into_one_directory_do_not_mix() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path().join("store")).unwrap();
+    store.map("map").unwrap().put("key", "value").unwrap();
+    let backup = Backup::over(Arc::new(InMemory::new()), "memory").unwrap();
+    export(&backup, &store).unwrap();
+    let target = directory.path().join("copy");
+    let other = Backup::open(directory.path().join("other").to_str().unwrap()).unwrap();
+    export(&other, &store).unwrap();
+    let mut refused = None;
+    backup
+        .import(None, &target, &mut |_| {
+            // A runtime does not wait for another one in its thread.
+            let import = || other.import(None, &target, &mut |_| ()).unwrap_err();
+            refused.get_or_insert_with(|| std::thread::scope(|scope| scope.spawn(import).join().unwrap()));
+        })
+        .unwrap();
+    let refused = refused.expect("progress was told");
+    assert!(matches!(refused, BackupError::ImportRuns { .. }), "{refused}");
+    assert!(content(&Store::open(&target).unwrap()) == content(&store));
+}
+
 /// Whichever way a directory that is there and empty is named, a store can be put there.
 #[test]
 fn a_store_can_be_imported_into_a_directory_by_any_name() {

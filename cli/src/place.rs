@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Arg, Args, Command};
+use clap::{Args, Command};
 use duramen::{Options, Store};
 use duramen_client::{Client, Error, ErrorKind, Group, TlsOptions, Topic};
 use tokio::runtime::{Builder, Runtime};
@@ -103,14 +103,6 @@ fn without_directory(command: Command) -> Command {
         false => command,
     };
     command.mut_subcommands(without_directory)
-}
-
-/// Hides an option for a server, for a command that refuses servers with advice.
-pub fn hide_server(argument: Arg) -> Arg {
-    match argument.get_help_heading() {
-        Some(HEADING) => argument.hide(true),
-        _ => argument,
-    }
 }
 
 impl PlaceArguments {

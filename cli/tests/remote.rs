@@ -300,6 +300,45 @@ fn a_store_is_looked_after_through_its_server() {
 }
 
 #[test]
+fn a_server_exports_its_store_to_the_place_of_its_setting() {
+    let scratch = Scratch::new();
+    scratch.done(&["put", "shop", "apples", "12", "--map", "stock"]);
+    let backups = scratch.path("backups");
+    let server = Server::start_with(&scratch.path("shop"), &["--backup-place", backups.to_str().unwrap()]);
+    let export = |code: i32, rest: &[&str]| {
+        let ended = scratch.run(&[&["export", "--server", &server.place], rest].concat());
+        assert_eq!(ended.code, code, "{rest:?}: {}", ended.stderr);
+        ended
+    };
+    let first = export(0, &["--metadata", "before the sale", "--json"]);
+    assert_eq!(first.json()[0]["number"], 1);
+    assert!(first.json()[0]["after"].is_null());
+    scratch.done(&["put", "shop", "pears", "3", "--map", "stock"]);
+    assert!(export(0, &[]).stderr.contains("after 1"));
+    assert!(export(0, &["--full"]).stderr.contains("full"));
+    assert!(export(2, &["elsewhere"]).stderr.contains("cannot be used with"));
+    assert!(export(2, &["--uncompressed"]).stderr.contains("--full and --metadata"));
+    drop(server);
+    scratch.done(&["verify", "backups"]);
+    // Near and far, an export looks alike.
+    let listed = scratch.done(&["exports", "backups", "--json"]);
+    assert_eq!(listed.json()[0], first.json()[0]);
+    scratch.done(&["import", "backups", "copy"]);
+    assert_eq!(scratch.done(&["get", "copy", "pears"]).text(), "3\n");
+
+    for (place, words) in [("", "--backup-place"), ("shop/inside", "is in the store")] {
+        let place = match place {
+            "" => String::new(),
+            place => scratch.path(place).display().to_string(),
+        };
+        let server = Server::start_with(&scratch.path("shop"), &["--backup-place", &place]);
+        let refused = scratch.run(&["export", "--server", &server.place]);
+        assert_eq!(refused.code, 2, "{}", refused.stderr);
+        assert!(refused.stderr.contains(words), "{}", refused.stderr);
+    }
+}
+
+#[test]
 fn checkpoints_are_kept_and_dropped_through_a_server() {
     let scratch = Scratch::new();
     scratch.done(&["put", "shop", "apples", "12", "--map", "stock"]);
@@ -342,16 +381,12 @@ fn checkpoints_are_kept_and_dropped_through_a_server() {
         }
     }
 
-    let refused = far((2, "restore", &["monday"]));
-    assert!(
-        refused
-            .stderr
-            .contains("run `duramen checkpoint restore DIR monday` on the directory"),
-        "{}",
-        refused.stderr
-    );
+    far((1, "restore", &["never"]));
     assert_eq!(scratch.done(&["get", "shop", "apples"]).text(), "3\n");
-    // The server ends by itself when another process restores its store.
+    // The server ends by itself, whether it or another process restores its store.
+    far((0, "restore", &["tuesday", "--json"]));
+    assert_eq!(server.process.wait().unwrap().code(), Some(6));
+    let mut server = Server::start(&scratch.path("shop"));
     scratch.done(&["checkpoint", "restore", "shop", "monday"]);
     assert_eq!(server.process.wait().unwrap().code(), Some(6));
 

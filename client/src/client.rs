@@ -13,9 +13,10 @@ use duramen_proto::v1::watch_client::WatchClient;
 use duramen_proto::v1::{
     Acknowledge, CheckRequest, CheckResponse, Checkpoint, CompactRequest, CompactResponse, ConfigureMapRequest,
     CopyRequest, CopyResponse, CreateCheckpointRequest, CreateMapRequest, CreateTopicRequest, CreateTreeRequest,
-    DeleteTreeRequest, DiffCheckpointsRequest, DropCheckpointRequest, DropMapRequest, GetCheckpointRequest,
-    KeepChanges, KeepLastCheckpointsRequest, ListCheckpointsRequest, ListMapsRequest, ListTopicsRequest,
-    ListTreesRequest, RenameMapRequest, StatisticsRequest, StatisticsResponse, TopicOptions,
+    DeleteTreeRequest, DiffCheckpointsRequest, DropCheckpointRequest, DropMapRequest, ExportRequest,
+    GetCheckpointRequest, KeepChanges, KeepLastCheckpointsRequest, ListCheckpointsRequest, ListMapsRequest,
+    ListTopicsRequest, ListTreesRequest, RenameMapRequest, RestoreCheckpointRequest, StatisticsRequest,
+    StatisticsResponse, TopicOptions,
 };
 use prost::bytes::Bytes;
 use tonic::metadata::AsciiMetadataValue;
@@ -25,6 +26,7 @@ use tonic::{Request, Response, Status};
 use crate::call::{Effect, Pool};
 use crate::differences::Differences;
 use crate::error::{Error, ErrorKind, Result};
+use crate::exporting::Exporting;
 use crate::map::Map;
 use crate::options::WriteOptions;
 use crate::tls::{TlsOptions, bad_tls};
@@ -453,6 +455,33 @@ impl Client {
         };
         let responses = self.open(request, send!(admin.diff_checkpoints)).await?;
         Ok(Differences::new(responses))
+    }
+
+    /// Puts the store back to a checkpoint, and returns the number of the commit that does it. The server ends then. The call is not
+    /// repeated once the client has sent it.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such checkpoint; `UnknownOutcome` when the answer did not arrive: then the store may be put back.
+    pub async fn restore_checkpoint(&self, name: &str) -> Result<u64> {
+        let request = RestoreCheckpointRequest { name: name.into() };
+        let restored = self
+            .pool
+            .call(Effect::WriteOnce, request, send!(admin.restore_checkpoint));
+        Ok(restored.await?.commit)
+    }
+
+    /// Exports the store to the place that the server's setting `backup_place` names: all pairs the first time or with `full`, and
+    /// then what differs.
+    ///
+    /// # Errors
+    /// [`Error`]; the stream ends with `FailedPrecondition` when the server makes no exports, or makes one already.
+    pub async fn export(&self, full: bool, metadata: &str) -> Result<Exporting> {
+        let request = ExportRequest {
+            full,
+            metadata: metadata.into(),
+        };
+        let responses = self.open(request, send!(admin.export)).await?;
+        Ok(Exporting::new(responses))
     }
 
     pub(crate) fn options(&self) -> &WriteOptions {

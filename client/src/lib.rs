@@ -78,7 +78,7 @@
 //! - A [`Publisher`] and the [`Pairs`] of a range end with an error when the connection breaks.
 //! - A [`Subscription`] has no deadline. It resumes at the next offset.
 //! - A [`Watch`] and a [`NodeWatch`] have no deadline. They resume behind the last change.
-//! - The [`Differences`] of two checkpoints, and the [`SelectedNodes`] and [`Children`] of a tree, end with an error when the connection breaks.
+//! - An [`Exporting`], the [`Differences`] of two checkpoints, and the [`SelectedNodes`] and [`Children`] of a tree, end with an error when the connection breaks.
 //! - A [`Member`] has no deadline. It resumes its session, and keeps what it has not settled.
 //!
 //! # Modules
@@ -88,6 +88,7 @@
 //! tls           the PEM files of a client, and an encrypted endpoint
 //! call          one call: pooled connections, deadline, retries
 //! differences   the stream of pairs that differ between two checkpoints
+//! exporting     the stream that tells how far an export is
 //! client        Client, the calls on maps and topics as a whole, and those on the store
 //! parts         long values, in parts
 //! map           reads and writes of one map
@@ -110,6 +111,7 @@ mod tls;
 
 mod call;
 mod differences;
+mod exporting;
 
 mod client;
 
@@ -134,12 +136,13 @@ pub use client::{Builder, Client};
 pub use differences::Differences;
 pub use duramen_proto::v1::{
     Acknowledge, CheckResponse as CheckReport, Checkpoint, CheckpointDifference, Child, CompactResponse as Compaction,
-    CopyResponse as Copied, DescribeTopicResponse as TopicDescription, DescribeTreeResponse as TreeDescription,
-    GroupDescription, KeepChanges, NodeEvent, Pair, PendingMessage, PutNodeResponse as StoredNode,
-    RedriveResponse as Redriven, StatisticsResponse as Statistics, TopicOptions, TreeLease, TreeNode, TreeProjection,
-    TreeQuota, TreeRule, TreeTrigger, WatchInfo, tree_rule::Rule,
+    CopyResponse as Copied, DescribeTopicResponse as TopicDescription, DescribeTreeResponse as TreeDescription, Export,
+    ExportResponse as ExportProgress, GroupDescription, KeepChanges, NodeEvent, Pair, PendingMessage,
+    PutNodeResponse as StoredNode, RedriveResponse as Redriven, StatisticsResponse as Statistics, TopicOptions,
+    TreeLease, TreeNode, TreeProjection, TreeQuota, TreeRule, TreeTrigger, WatchInfo, tree_rule::Rule,
 };
 pub use error::{Error, ErrorKind, Result};
+pub use exporting::Exporting;
 pub use group::{Fetched, Group, GroupOptions};
 pub use map::{Map, Page, PageToken, Pairs};
 pub use member::{Deliveries, Delivery, Member, MemberOptions};

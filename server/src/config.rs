@@ -144,6 +144,12 @@ pub const SETTINGS: &[Setting] = &[
         default: "",
     },
     Setting {
+        name: "backup_place",
+        value: "PLACE",
+        about: "Where Admin.Export exports the store: a directory, or a URL such as s3://bucket/folder; empty: nowhere",
+        default: "",
+    },
+    Setting {
         name: "metrics_listen",
         value: "ADDRESS",
         about: "Address and port for Prometheus to read metrics from; empty: none",
@@ -207,6 +213,8 @@ pub struct Config {
     pub grace: Duration,
     /// See the setting of this name.
     pub copy_dir: Option<PathBuf>,
+    /// See the setting of this name.
+    pub backup_place: Option<String>,
     /// See the setting of this name.
     pub metrics_listen: Option<SocketAddr>,
     /// See the setting of this name. The library emits events through `tracing`, and the program subscribes to them.
@@ -307,6 +315,7 @@ impl Config {
             reflection: values.parsed("reflection", "true or false")?,
             grace: Duration::from_secs(values.parsed("grace_seconds", "a number of seconds, as in 10")?),
             copy_dir: values.path("copy_dir"),
+            backup_place: Some(values.of("backup_place").to_string()).filter(|place| !place.is_empty()),
             metrics_listen: values
                 .parsed_unless_empty("metrics_listen", "an address and a port, as in 127.0.0.1:7421")?,
             log: match values.of("log") {

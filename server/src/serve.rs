@@ -46,7 +46,7 @@ use crate::pipeline::{Limits, Pipeline};
 use crate::room::Room;
 use crate::security::{Certificates, Guard, LimitLayer, Renewal, TlsError, Usages};
 use crate::services::{
-    AdminService, MapsService, TopicsService, TransactionsService, TreesService, WatchService, Watchers, tend,
+    AdminService, Backups, MapsService, TopicsService, TransactionsService, TreesService, WatchService, Watchers, tend,
 };
 use crate::session::{Registry, Rooms, end_expired};
 use crate::sockets::Sockets;
@@ -199,6 +199,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         pages: Pages::default(),
         begun,
         copy_dir: config.copy_dir.clone(),
+        backups: Backups::new(config),
         subscriptions: AtomicU64::new(0),
         watchers: Watchers::default(),
         sessions: Registry::new(stored_sessions),

@@ -21,7 +21,7 @@ use crate::error::{failed, of_refusal, status};
 use crate::pages::Pages;
 use crate::pipeline::{Answer, Level, Pipeline};
 use crate::security::{Access, Caller, Credentials, Guard, Resource, Usages};
-use crate::services::Watchers;
+use crate::services::{Backups, Watchers};
 use crate::session::{Registry, Rooms};
 
 /// What the services work on. Clones share it.
@@ -47,6 +47,7 @@ pub(crate) struct Inner {
     pub(crate) begun: Instant,
     /// Where copies are made.
     pub(crate) copy_dir: Option<PathBuf>,
+    pub(crate) backups: Backups,
     pub(crate) subscriptions: AtomicU64,
     pub(crate) watchers: Watchers,
     pub(crate) sessions: Registry,

@@ -127,7 +127,12 @@ impl Maker {
                 add_message(&mut messages, &format!(".{}", file.package()), message);
             }
             for service in &file.service {
-                methods.extend(service.method.iter().map(|method| Method {
+                // A server ends when its store is put back.
+                let calls = service
+                    .method
+                    .iter()
+                    .filter(|method| method.name() != "RestoreCheckpoint");
+                methods.extend(calls.map(|method| Method {
                     path: format!("/{}.{}/{}", file.package(), service.name(), method.name()),
                     input: method.input_type().to_string(),
                 }));

@@ -11,6 +11,7 @@ use crate::commands::token::validity;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::opening::StoreArguments;
 use crate::output::{Output, say};
+use crate::place::{Place as At, PlaceArguments as StoreOrServer};
 use crate::progress::Meter;
 use crate::text::{bytes, counted, grouped};
 
@@ -19,6 +20,8 @@ const EXPORT_EXAMPLES: &str = r"Examples:
     $ duramen export shop backups
     $ duramen export shop backups --metadata 'before the sale' --json
     # duramen export shop s3://bucket/shop --bytes-per-second 10000000
+  A server exports to the place that its setting backup_place names:
+    # duramen export --server 127.0.0.1:7420
 
 The first export has all pairs, and the next ones have what differs. The store may be in use
 meanwhile. It keeps a checkpoint of the newest export, or a few. An export that was interrupted goes
@@ -64,6 +67,9 @@ const BACKUP_EXAMPLES: &str = r"Examples:
 With --follow a lost machine loses what was committed since the last export began. Each export has
 what differs from the one before, so its cost grows with the changes. What fails is tried again.";
 
+/// After how many exports the next one is full, unless the call says otherwise.
+const FULL_EVERY: u32 = 256;
+
 /// How often a backup that follows removes old exports: that reads the manifests of all.
 const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
 
@@ -72,27 +78,41 @@ const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
 struct PlaceArguments {
     /// The place of the backup: a directory, or a URL such as s3://bucket/folder
     place: String,
+    #[command(flatten)]
+    transfer: TransferArguments,
+}
+
+/// How to reach a place
+#[derive(Args, Debug, PartialEq, Eq)]
+struct TransferArguments {
     /// Transfer at most so many bytes in a second (default: as many as possible)
     #[arg(long, value_name = "BYTES", default_value_t = 0, hide_default_value = true)]
     bytes_per_second: u64,
     /// How many packs of 16 MiB are under way at a time
-    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    #[arg(long, value_name = "COUNT", default_value_t = TransferArguments::USUAL.parallel)]
     parallel: usize,
 }
 
 impl PlaceArguments {
-    /// Opens a place to export a store there, which must not be in the store itself.
-    fn open_for(&self, store: &StoreArguments) -> Outcome<Place> {
-        if Place::is_in(&self.place, &store.directory) {
-            let message = format!("{} is in the store that it would be a backup of", self.place);
-            return Err(Failure::wrong_call(message).hint("name a directory elsewhere"));
-        }
-        Ok(self.configured(Place::open(&self.place)?))
-    }
-
     /// Opens a place that has a backup.
     fn existing(&self) -> Outcome<Place> {
-        Ok(self.configured(Place::open_existing(&self.place)?))
+        Ok(self.transfer.configured(Place::open_existing(&self.place)?))
+    }
+}
+
+impl TransferArguments {
+    const USUAL: TransferArguments = TransferArguments {
+        bytes_per_second: 0,
+        parallel: 4,
+    };
+
+    /// Opens a place to export a store there, which must not be in the store itself.
+    fn open_for(&self, place: &str, store: &StoreArguments) -> Outcome<Place> {
+        if Place::is_in(place, &store.directory) {
+            let message = format!("{place} is in the store that it would be a backup of");
+            return Err(Failure::wrong_call(message).hint("name a directory elsewhere"));
+        }
+        Ok(self.configured(Place::open(place)?))
     }
 
     fn configured(&self, place: Place) -> Place {
@@ -110,7 +130,7 @@ struct ExportArguments {
     #[arg(long)]
     uncompressed: bool,
     /// After so many exports the next one is full
-    #[arg(long, value_name = "COUNT", default_value_t = 256)]
+    #[arg(long, value_name = "COUNT", default_value_t = FULL_EVERY)]
     full_every: u32,
     /// Text to store with the export
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
@@ -155,19 +175,71 @@ impl PolicyArguments {
 #[command(after_help = EXPORT_EXAMPLES)]
 pub struct Export {
     #[command(flatten)]
-    store: StoreArguments,
+    from: StoreOrServer,
+    /// The place of the backup: a directory, or a URL such as s3://bucket/folder; a server has its own
+    #[arg(required_unless_present = "server", conflicts_with = "server")]
+    place: Option<String>,
     #[command(flatten)]
-    place: PlaceArguments,
+    transfer: TransferArguments,
     #[command(flatten)]
     how: ExportArguments,
 }
 
 impl Export {
     pub fn run(self, output: &mut Output) -> Outcome {
-        let store = self.store.open_to_write()?;
-        let place = self.place.open_for(&self.store)?;
+        let (Some(directory), Some(place)) = (self.from.directory_only(), &self.place) else {
+            return self.run_on_server(output);
+        };
+        let store = directory.open_to_write()?;
+        let place = self.transfer.open_for(place, directory)?;
         export(&place, &store, &self.how.options(), output)?;
         store.close()?;
+        Ok(Exit::Done)
+    }
+
+    fn run_on_server(&self, output: &mut Output) -> Outcome {
+        let how = &self.how;
+        if self.transfer != TransferArguments::USUAL || how.uncompressed || how.full_every != FULL_EVERY {
+            let message = "a server takes --full and --metadata only";
+            return Err(
+                Failure::wrong_call(message).hint("leave the other options out, or name the directory of the store")
+            );
+        }
+        let place = self.from.with_patience(self.from.open_to_write()?)?;
+        let At::Server(server) = place else {
+            return Err(Failure::wrong_call("the place of the backup is missing"));
+        };
+        let mut exporting = server.wait(server.client.export(how.full, &how.metadata))?;
+        let mut meter = Meter::new("exporting", "changes");
+        let mut exported = None;
+        while let Some(now) = server.next(exporting.next())? {
+            meter.update(now.changes, 0);
+            exported = now.export;
+        }
+        drop(meter);
+        let exported =
+            exported.ok_or_else(|| Failure::new(Exit::TryAgain, "the server ended before the export did"))?;
+        if output.is_json {
+            output.json(&json!({
+                "number": exported.number,
+                "commit": exported.commit,
+                "created_ms": exported.created_ms,
+                "pairs": exported.pairs,
+                "bytes": exported.bytes,
+                "packs": exported.packs,
+                "after": exported.parent,
+                "metadata": exported.metadata,
+            }))?;
+        } else {
+            say(format_args!(
+                "export {} shows commit {}: {}, {} in {}",
+                exported.number,
+                exported.commit,
+                after(exported.parent),
+                bytes(exported.bytes),
+                counted(exported.packs, "pack"),
+            ));
+        }
         Ok(Exit::Done)
     }
 }
@@ -375,7 +447,7 @@ pub struct Backup {
 impl Backup {
     pub fn run(self, output: &mut Output) -> Outcome {
         let store = self.store.open_to_write()?;
-        let place = self.place.open_for(&self.store)?;
+        let place = self.place.transfer.open_for(&self.place.place, &self.store)?;
         let (options, policy) = (self.how.options(), self.policy.policy());
         let mut shown = None;
         let mut pruned: Option<Instant> = None;
@@ -413,10 +485,11 @@ impl Backup {
 }
 
 fn of_what(export: &Exported) -> String {
-    match &export.parent {
-        None => "full".into(),
-        Some(parent) => format!("after {}", parent.number),
-    }
+    after(export.parent.as_ref().map(|parent| parent.number))
+}
+
+fn after(parent: Option<u64>) -> String {
+    parent.map_or_else(|| "full".into(), |parent| format!("after {parent}"))
 }
 
 fn shown(export: &Exported) -> Value {

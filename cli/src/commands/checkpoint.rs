@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::opening::NotationArguments;
 use crate::output::{Output, say};
-use crate::place::{Place, PlaceArguments, Server, hide_server};
+use crate::place::{Place, PlaceArguments, Server};
 use crate::text::{Notation, bytes, counted};
 
 const EXAMPLES: &str = r"Examples:
@@ -113,7 +113,7 @@ enum Action {
         notation: NotationArguments,
     },
     /// Put the store back to a checkpoint
-    #[command(after_help = RESTORE_EXAMPLES, mut_args(hide_server))]
+    #[command(after_help = RESTORE_EXAMPLES)]
     Restore {
         #[command(flatten)]
         place: PlaceArguments,
@@ -207,17 +207,20 @@ fn create(place: &Place, name: &str, metadata: String, output: &mut Output) -> O
 }
 
 fn restore(place: &PlaceArguments, name: &str, output: &mut Output) -> Outcome<()> {
-    let store = place.directory_only().ok_or_else(|| {
-        Failure::wrong_call("a server does not put its store back to a checkpoint").hint(format!(
-            "run `duramen checkpoint restore DIR {name}` on the directory of its store; the server ends then, and is started again"
-        ))
-    })?;
-    let store = store.open_to_write()?;
-    if store.checkpoints().get(name)?.is_none() {
-        return Err(missing(name));
-    }
-    let commit = duramen_server::restore(&store, name)?;
-    store.close()?;
+    let commit = match patient(place)? {
+        Place::Directory(store) => {
+            if store.checkpoints().get(name)?.is_none() {
+                return Err(missing(name));
+            }
+            let commit = duramen_server::restore(&store, name)?;
+            store.close()?;
+            commit
+        }
+        Place::Server(server) => {
+            let restored = unless_unknown(&server, server.client.restore_checkpoint(name))?;
+            restored.ok_or_else(|| missing(name))?
+        }
+    };
     if output.is_json {
         return output.json(&json!({"name": name, "commit": commit}));
     }

@@ -9,10 +9,11 @@ use std::sync::atomic::Ordering;
 use duramen_proto::v1::admin_server::Admin;
 use duramen_proto::v1::*;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
-use super::{checkpoints, send};
+use super::{checkpoints, exports, send};
 use crate::error::{failed, invalid, status, unanswered};
 use crate::security::{Access, Resource};
 use crate::state::State;
@@ -43,6 +44,28 @@ impl AdminService {
         self.0.authorize(&request, Access::Admin, Resource::Everything)?;
         let request = request.into_inner();
         self.apart(move |store| work(store, &request)).await.map(Response::new)
+    }
+}
+
+impl AdminService {
+    /// The stream of what a thread makes, and of its failure. When the client has gone, sending fails in the thread.
+    fn forward<T: Send + 'static>(
+        &self,
+        mut made: mpsc::Receiver<T>,
+        done: JoinHandle<Result<(), Status>>,
+    ) -> ReceiverStream<Result<T, Status>> {
+        let (sender, receiver) = mpsc::channel(1);
+        send(&self.0, sender.clone(), async move {
+            while let Some(response) = made.recv().await {
+                if sender.send(Ok(response)).await.is_err() {
+                    return;
+                }
+            }
+            if let Err(status) = done.await.unwrap_or_else(|_| Err(unanswered())) {
+                let _ = sender.send(Err(status)).await;
+            }
+        });
+        ReceiverStream::new(receiver)
     }
 }
 
@@ -145,6 +168,24 @@ impl Admin for AdminService {
         self.answer(request, checkpoints::keep_last).await
     }
 
+    async fn restore_checkpoint(
+        &self,
+        request: Request<RestoreCheckpointRequest>,
+    ) -> Result<Response<RestoreCheckpointResponse>, Status> {
+        self.answer(request, exports::restore).await
+    }
+
+    type ExportStream = ReceiverStream<Result<ExportResponse, Status>>;
+
+    async fn export(&self, request: Request<ExportRequest>) -> Result<Response<Self::ExportStream>, Status> {
+        self.0.authorize(&request, Access::Admin, Resource::Everything)?;
+        let (request, state) = (request.into_inner(), self.0.clone());
+        let (responses, made) = mpsc::channel(1);
+        // It goes on when the client gives up.
+        let done = tokio::task::spawn_blocking(move || state.backups.export(&state.store, &request, &responses));
+        Ok(Response::new(self.forward(made, done)))
+    }
+
     type DiffCheckpointsStream = ReceiverStream<Result<DiffCheckpointsResponse, Status>>;
 
     async fn diff_checkpoints(
@@ -155,21 +196,9 @@ impl Admin for AdminService {
         let request = request.into_inner();
         let store = self.0.store.clone();
         // A slow client holds a few batches, a thread, and the two checkpoints.
-        let (responses, mut made) = mpsc::channel(1);
+        let (responses, made) = mpsc::channel(1);
         let done = tokio::task::spawn_blocking(move || checkpoints::diff(&store, &request, &responses));
-        let (sender, receiver) = mpsc::channel(1);
-        // When this ends early, it drops `made`, and the thread ends with its next batch.
-        send(&self.0, sender.clone(), async move {
-            while let Some(response) = made.recv().await {
-                if sender.send(Ok(response)).await.is_err() {
-                    return;
-                }
-            }
-            if let Err(status) = done.await.unwrap_or_else(|_| Err(unanswered())) {
-                let _ = sender.send(Err(status)).await;
-            }
-        });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        Ok(Response::new(self.forward(made, done)))
     }
 }
 

@@ -149,7 +149,7 @@ fn too_long(pair: &Difference<'_>, bytes: usize) -> Status {
     status(Code::OutOfRange, "VALUE_TOO_LONG", message)
 }
 
-fn unknown(name: &str) -> duramen::Error {
+pub(super) fn unknown(name: &str) -> duramen::Error {
     duramen::Reason::UnknownCheckpoint { name: name.into() }.into()
 }
 

@@ -2,6 +2,7 @@
 
 mod admin;
 mod checkpoints;
+mod exports;
 mod groups;
 mod maps;
 mod topics;
@@ -17,6 +18,7 @@ use crate::error::stopping;
 use crate::state::State;
 
 pub(crate) use admin::AdminService;
+pub(crate) use exports::Backups;
 pub(crate) use maps::MapsService;
 pub(crate) use topics::TopicsService;
 pub(crate) use transactions::TransactionsService;

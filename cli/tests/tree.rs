@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Scratch;
+use common::{Scratch, Server};
 use serde_json::json;
 
 #[test]
@@ -165,6 +165,28 @@ fn a_store_without_the_tree_says_so() {
             ended.stderr.contains("there is no tree named \"main\""),
             "{}",
             ended.stderr
+        );
+    }
+}
+
+#[test]
+fn stat_shows_topics_trees_and_checkpoints_near_and_far() {
+    let scratch = Scratch::new();
+    for path in ["web/port", "web/host", "mail"] {
+        scratch.done(&["tree", "put", "shop", path, "x", "--tree", "config"]);
+    }
+    scratch.done(&["topics", "create", "shop", "orders"]);
+    scratch.done(&["checkpoint", "create", "shop", "monday"]);
+    let server = Server::start(&scratch.path("shop"));
+    for place in [&["shop"][..], &["--server", &server.place]] {
+        let text = scratch.done(&[&["stat"][..], place].concat()).text().to_string();
+        let begins = "0 maps\n1 topic\n1 tree\n  config         3 nodes, revision 4\n1 checkpoint\n";
+        assert!(text.starts_with(begins), "{text}");
+        let object = &scratch.done(&[&["stat"][..], place, &["--json"]].concat()).json()[0];
+        let tree = serde_json::json!([{"tree": "config", "nodes": 3, "revision": 4}]);
+        assert_eq!(
+            (&object["trees"], &object["topics"], &object["checkpoints"]),
+            (&tree, &1.into(), &1.into())
         );
     }
 }

@@ -139,7 +139,7 @@ pub use duramen_proto::v1::{
     CopyResponse as Copied, DescribeTopicResponse as TopicDescription, DescribeTreeResponse as TreeDescription, Export,
     ExportResponse as ExportProgress, GroupDescription, KeepChanges, NodeEvent, Pair, PendingMessage,
     PutNodeResponse as StoredNode, RedriveResponse as Redriven, StatisticsResponse as Statistics, TopicOptions,
-    TreeLease, TreeNode, TreeProjection, TreeQuota, TreeRule, TreeTrigger, WatchInfo, tree_rule::Rule,
+    TreeLease, TreeNode, TreeProjection, TreeQuota, TreeRule, TreeStatistics, TreeTrigger, WatchInfo, tree_rule::Rule,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use exporting::Exporting;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use duramen::topic::{Holder, Topics};
-use duramen::{ProcessStatistics, Statistics};
+use duramen::{ProcessStatistics, Statistics, Store};
 use serde_json::{Value, json};
 
 use super::topics::{holder_object, holder_text};
@@ -36,15 +36,27 @@ impl Stat {
             }
         };
         let statistics = store.stat()?;
-        let holders = match Topics::exist(&store)? {
-            true => Topics::open(&store)?.holders()?,
-            false => Vec::new(),
+        let (topics, holders) = match Topics::exist(&store)? {
+            true => {
+                let topics = Topics::open(&store)?;
+                (topics.list()?.len() as u64, topics.holders()?)
+            }
+            false => Default::default(),
+        };
+        let content = Content {
+            maps: statistics
+                .maps
+                .iter()
+                .map(|map| (map.name.clone(), map.pairs))
+                .collect(),
+            topics,
+            trees: trees_of(&store)?,
+            checkpoints: store.checkpoints().list()?.len() as u64,
         };
         if output.is_json {
-            output.json(&to_json(&statistics, &holders))?;
+            output.json(&to_json(&content, &statistics, &holders))?;
         } else {
-            let maps = statistics.maps.iter().map(|map| (&map.name[..], map.pairs));
-            print_maps(&maps.collect::<Vec<_>>(), output)?;
+            content.print(output)?;
             print_figures(&statistics, output)?;
             print_processes(&statistics, output)?;
             print_holders(&holders, output)?;
@@ -55,11 +67,19 @@ impl Stat {
 
 /// Prints what a server tells of its store: not the pages, the processes, and what can block publishers.
 fn print_of_server(statistics: &duramen_client::Statistics, output: &mut Output) -> Outcome {
-    let maps = statistics.maps.iter().map(|map| (&map.map[..], map.pairs));
-    let maps: Vec<_> = maps.collect();
+    let tree = |tree: &duramen_client::TreeStatistics| (tree.tree.clone(), tree.nodes, tree.revision);
+    let content = Content {
+        maps: statistics.maps.iter().map(|map| (map.map.clone(), map.pairs)).collect(),
+        topics: statistics.topics,
+        trees: statistics.trees.iter().map(tree).collect(),
+        checkpoints: statistics.checkpoints,
+    };
     if output.is_json {
         output.json(&json!({
-            "maps": maps_object(&maps),
+            "maps": content.maps_object(),
+            "topics": content.topics,
+            "trees": content.trees_object(),
+            "checkpoints": content.checkpoints,
             "commit": statistics.newest_commit,
             "synced_commit": statistics.synced_commit,
             "data_bytes": statistics.data_bytes,
@@ -68,7 +88,7 @@ fn print_of_server(statistics: &duramen_client::Statistics, output: &mut Output)
         }))?;
         return Ok(Exit::Done);
     }
-    print_maps(&maps, output)?;
+    content.print(output)?;
     let figures = [
         ("data file", bytes(statistics.data_bytes)),
         ("log files", bytes(statistics.log_bytes)),
@@ -80,18 +100,64 @@ fn print_of_server(statistics: &duramen_client::Statistics, output: &mut Output)
     Ok(Exit::Done)
 }
 
-fn maps_object(maps: &[(&str, u64)]) -> Vec<Value> {
-    let object = |(map, pairs): &(&str, u64)| json!({"map": map, "pairs": pairs});
-    maps.iter().map(object).collect()
+/// What a store holds.
+struct Content {
+    /// Names, and numbers of pairs.
+    maps: Vec<(String, u64)>,
+    topics: u64,
+    /// Names, numbers of nodes, and newest revisions.
+    trees: Vec<(String, u64, u64)>,
+    checkpoints: u64,
 }
 
-fn print_maps(maps: &[(&str, u64)], output: &mut Output) -> Outcome<()> {
-    let widest = maps.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-    output.line(format_args!("{}", counted(maps.len() as u64, "map")))?;
-    for (name, pairs) in maps {
-        output.line(format_args!("  {name:widest$}  {:>14}", counted(*pairs, "pair")))?;
+impl Content {
+    fn maps_object(&self) -> Vec<Value> {
+        let object = |(map, pairs): &(String, u64)| json!({"map": map, "pairs": pairs});
+        self.maps.iter().map(object).collect()
     }
-    Ok(())
+
+    fn trees_object(&self) -> Vec<Value> {
+        let object =
+            |(tree, nodes, revision): &(String, u64, u64)| json!({"tree": tree, "nodes": nodes, "revision": revision});
+        self.trees.iter().map(object).collect()
+    }
+
+    fn print(&self, output: &mut Output) -> Outcome<()> {
+        let widest = |names: &mut dyn Iterator<Item = &String>| names.map(|name| name.chars().count()).max();
+        let width = widest(&mut self.maps.iter().map(|(name, _)| name)).unwrap_or(0);
+        output.line(format_args!("{}", counted(self.maps.len() as u64, "map")))?;
+        for (name, pairs) in &self.maps {
+            output.line(format_args!("  {name:width$}  {:>14}", counted(*pairs, "pair")))?;
+        }
+        if self.topics > 0 {
+            output.line(format_args!("{}", counted(self.topics, "topic")))?;
+        }
+        if !self.trees.is_empty() {
+            output.line(format_args!("{}", counted(self.trees.len() as u64, "tree")))?;
+        }
+        let width = widest(&mut self.trees.iter().map(|(name, ..)| name)).unwrap_or(0);
+        for (name, nodes, revision) in &self.trees {
+            let (nodes, revision) = (counted(*nodes, "node"), grouped(*revision));
+            output.line(format_args!("  {name:width$}  {nodes:>14}, revision {revision}"))?;
+        }
+        if self.checkpoints > 0 {
+            output.line(format_args!("{}", counted(self.checkpoints, "checkpoint")))?;
+        }
+        Ok(())
+    }
+}
+
+fn trees_of(store: &Store) -> Outcome<Vec<(String, u64, u64)>> {
+    let mut all = Vec::new();
+    let Some(trees) = super::tree::trees(store)? else {
+        return Ok(all);
+    };
+    for name in trees.list()? {
+        let Some(tree) = trees.get(&name)? else { continue };
+        let view = tree.view()?;
+        all.push((name, view.count_range([], None)?, view.revision()));
+    }
+    Ok(all)
 }
 
 fn print_figures(statistics: &Statistics, output: &mut Output) -> Outcome<()> {
@@ -171,9 +237,7 @@ fn counted_processes(count: u64) -> String {
 
 /// Formats the statistics as JSON. Contains only facts about the store on disk; counters of this short-lived process
 /// are not among them.
-fn to_json(statistics: &Statistics, holders: &[(String, Holder)]) -> Value {
-    let maps = statistics.maps.iter().map(|map| (&map.name[..], map.pairs));
-    let maps = maps_object(&maps.collect::<Vec<_>>());
+fn to_json(content: &Content, statistics: &Statistics, holders: &[(String, Holder)]) -> Value {
     let processes: Vec<Value> = others(statistics)
         .map(|process| {
             json!({
@@ -190,7 +254,10 @@ fn to_json(statistics: &Statistics, holders: &[(String, Holder)]) -> Value {
         object
     };
     json!({
-        "maps": maps,
+        "maps": content.maps_object(),
+        "topics": content.topics,
+        "trees": content.trees_object(),
+        "checkpoints": content.checkpoints,
         "processes": processes,
         "holders": holders.iter().map(holder).collect::<Vec<_>>(),
         "commit": statistics.commit,

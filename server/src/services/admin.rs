@@ -6,6 +6,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use duramen::tree::Trees;
 use duramen_proto::v1::admin_server::Admin;
 use duramen_proto::v1::*;
 use tokio::sync::mpsc;
@@ -73,7 +74,11 @@ impl AdminService {
 impl Admin for AdminService {
     async fn statistics(&self, request: Request<StatisticsRequest>) -> Result<Response<StatisticsResponse>, Status> {
         self.0.authorize(&request, Access::Admin, Resource::Everything)?;
-        let statistics = self.apart(|store| store.stat()).await?;
+        let trees = self.0.trees.clone();
+        let work =
+            move |store: &duramen::Store| Ok((store.stat()?, trees_of(&trees)?, store.checkpoints().list()?.len()));
+        let (statistics, trees, checkpoints) = self.apart(work).await?;
+        let topics = self.0.topics.list().map_err(|error| failed(&error))?;
         let (commands, commits) = self.0.pipeline.counts();
         let maps = statistics.maps.iter().map(|map| MapStatistics {
             map: map.name.clone(),
@@ -92,6 +97,9 @@ impl Admin for AdminService {
             unfolded_operations: statistics.unfolded_operations,
             subscriptions: self.0.subscriptions.load(Ordering::Relaxed),
             sessions: self.0.sessions.count() as u64,
+            trees,
+            topics: topics.len() as u64,
+            checkpoints: checkpoints as u64,
         }))
     }
 
@@ -200,6 +208,21 @@ impl Admin for AdminService {
         let done = tokio::task::spawn_blocking(move || checkpoints::diff(&store, &request, &responses));
         Ok(Response::new(self.forward(made, done)))
     }
+}
+
+fn trees_of(trees: &Trees) -> duramen::Result<Vec<TreeStatistics>> {
+    let mut all = Vec::new();
+    for tree in trees.list()? {
+        // Another call may have deleted it meanwhile.
+        let Some(found) = trees.get(&tree)? else { continue };
+        let view = found.view()?;
+        all.push(TreeStatistics {
+            tree,
+            nodes: view.count_range([], None)?,
+            revision: view.revision(),
+        });
+    }
+    Ok(all)
 }
 
 /// Refuses a name that could lead out of the directory of the copies.

@@ -187,7 +187,7 @@ impl Local {
 }
 
 /// The trees of a store; `None`: it never had any.
-fn trees(store: &Store) -> Outcome<Option<Trees>> {
+pub fn trees(store: &Store) -> Outcome<Option<Trees>> {
     match Trees::open_with(store, TreesOptions::new().background(false)) {
         Err(error) if matches!(TreeError::of(&error), Some(TreeError::NoTrees)) => Ok(None),
         opened => Ok(Some(opened?)),

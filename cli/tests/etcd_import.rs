@@ -249,6 +249,25 @@ fn what_a_killed_import_has_left_is_not_served_and_the_next_import_begins_again(
 }
 
 #[test]
+fn a_store_with_imports_can_be_put_back_to_a_checkpoint() {
+    let scratch = Scratch::new();
+    let server = EtcdServer::start(&scratch.path("source"));
+    fill(&server);
+    fs::write(scratch.path("snapshot.db"), server.snapshot()).unwrap();
+    drop(server);
+    let import = |tree| scratch.done(&["etcd", "import", "snapshot.db", "store", "--tree", tree]);
+    import("etcd");
+    let imported = content(&scratch.path("store"), "etcd");
+    scratch.done(&["checkpoint", "create", "store", "imported"]);
+    import("other");
+    scratch.done(&["checkpoint", "restore", "store", "imported"]);
+    assert_eq!(content(&scratch.path("store"), "etcd"), imported);
+    // The tree that was imported since then is gone, and its mark with it.
+    import("other");
+    drop(EtcdServer::start(&scratch.path("store")));
+}
+
+#[test]
 fn wrong_calls_are_refused() {
     let scratch = Scratch::new();
     let calls: [&[&str]; 3] = [

@@ -10,7 +10,7 @@ use duramen::tree::Trees;
 use duramen::{Map, Result, Store, Transaction, TransactionOptions};
 
 /// The reserved map of the marks.
-const NAME: &str = "server.etcd_imports";
+pub(crate) const IMPORTS: &str = "server.etcd_imports";
 
 /// An import that has begun: it has its tree to itself.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl EtcdImport {
         // Each `RandomState` has random keys of its own.
         let id = RandomState::new().hash_one(tree).to_be_bytes();
         let import = EtcdImport {
-            marks: store.reserved_map(NAME)?,
+            marks: store.reserved_map(IMPORTS)?,
             tree: tree.into(),
             id,
         };
@@ -85,7 +85,7 @@ impl EtcdImport {
 
 /// Whether a tree is what an import has left that did not finish. The mark of a tree that was deleted since then is removed.
 pub(crate) fn is_a_part(store: &Store, trees: &Trees, tree: &str) -> Result<bool> {
-    let Some(marks) = store.existing_reserved_map(NAME)? else {
+    let Some(marks) = store.existing_reserved_map(IMPORTS)? else {
         return Ok(false);
     };
     if marks.get(tree)?.is_none() {

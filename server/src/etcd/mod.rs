@@ -60,7 +60,7 @@ use self::transport::AsEtcd;
 pub use compaction::EtcdRetention;
 pub(crate) use compaction::compact_by_itself;
 pub use import::EtcdImport;
-pub(crate) use import::is_a_part;
+pub(crate) use import::{IMPORTS, is_a_part};
 pub(crate) use lease::renew_leases;
 pub use snapshot::{EtcdLease, EtcdSnapshot, EtcdSnapshotError};
 

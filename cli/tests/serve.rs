@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::Server;
+use duramen::Store;
+use duramen::tree::{Trees, TreesOptions};
 use duramen_proto::v1::maps_client::MapsClient;
 use duramen_proto::v1::subscribe_request::Start;
 use duramen_proto::v1::topics_client::TopicsClient;
@@ -182,6 +184,34 @@ fn a_terminated_server_ends_in_good_order_and_frees_the_store() {
         });
         assert!(server.process.wait().unwrap().success());
     }
+}
+
+#[test]
+fn a_server_starts_with_more_leases_than_its_queue_can_hold() {
+    const LEASES: u64 = 2_500;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let granted = |store: &Store| {
+        let trees = Trees::open_with(store, TreesOptions::new().background(false)).unwrap();
+        let view = trees.ensure("etcd").unwrap().view().unwrap();
+        view.leases().unwrap().len() as u64
+    };
+    let store = Store::open(&path).unwrap();
+    let trees = Trees::open_with(&store, TreesOptions::new().background(false)).unwrap();
+    let tree = trees.ensure("etcd").unwrap();
+    tree.transact(|writes| {
+        (1..=LEASES).try_for_each(|id| writes.grant_lease(id, Duration::from_secs(3_600)).map(drop))
+    })
+    .unwrap();
+    assert_eq!(granted(&store), LEASES);
+    drop((tree, trees));
+    store.close().unwrap();
+    let listens = ["--listen", "127.0.0.1:0", "--etcd-listen", "127.0.0.1:0"];
+    drop(Server::start_with(
+        &path,
+        &[&listens[..], &["--queue-bytes", "10000"]].concat(),
+    ));
+    assert_eq!(granted(&Store::open(&path).unwrap()), LEASES);
 }
 
 #[test]

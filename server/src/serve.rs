@@ -215,7 +215,14 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         }
         let prepared = accepting.block_on(async {
             create_tree(&state, tree.clone()).await?;
-            renew_leases(&state, &tree).await
+            // A full store is served, so that its clients can delete.
+            if let Err(status) = renew_leases(&state, &tree).await {
+                tracing::warn!(
+                    cause = status.message(),
+                    "leases of the tree of etcd's clients have only the time that they had left"
+                );
+            }
+            Ok::<_, tonic::Status>(())
         });
         prepared.map_err(|status| ServeError::EtcdTree {
             tree,

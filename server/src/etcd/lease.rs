@@ -13,7 +13,7 @@ use duramen_proto::etcd::server::{
 };
 use duramen_proto::v1::{Acknowledge, WriteOptions};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::EtcdDoor;
 use crate::command::{EtcdError, of_etcd};
@@ -75,31 +75,48 @@ impl EtcdDoor {
 }
 
 /// Gives each lease its whole time again, as etcd does when it starts: clients had no server that they could ask.
+///
+/// # Errors
+/// Those of a commit, such as a full disk. The leases that are left have the time that they had.
 pub(crate) async fn renew_leases(state: &State, tree: &str) -> Result<(), Status> {
     let view = state.tree(tree)?.view().map_err(|error| failed(&error))?;
-    let leases = view.leases().map_err(|error| failed(&error))?;
-    for batch in leases.chunks(RENEWED_TOGETHER) {
-        let queued: Result<Vec<_>, Status> = batch
-            .iter()
-            .map(|lease| {
-                let command = TreeCommand {
-                    tree: tree.into(),
-                    change: Some(OfTree::KeepLeaseAlive(lease.id)),
-                };
-                let options = WriteOptions {
-                    acknowledge: Acknowledge::Written as i32,
-                    ..WriteOptions::default()
-                };
-                state.enqueue(Change::Tree(command), Some(options))
-            })
-            .collect();
-        for answer in queued? {
-            let answer = answer.await.unwrap_or_else(|_| Err(crate::error::unanswered()));
-            match answer.and_then(led) {
-                // It ended meanwhile.
-                Err(status) if reason_of(&status) == "LEASE_NOT_FOUND" => {}
-                led => drop(led?),
+    let mut queued = Vec::new();
+    for lease in view.leases().map_err(|error| failed(&error))? {
+        match renewal(state, tree, lease.id) {
+            // The queue is short.
+            Err(status) if status.code() == Code::ResourceExhausted && !queued.is_empty() => {
+                all_renewed(&mut queued).await?;
+                queued.push(renewal(state, tree, lease.id)?);
             }
+            renewal => queued.push(renewal?),
+        }
+        if queued.len() == RENEWED_TOGETHER {
+            all_renewed(&mut queued).await?;
+        }
+    }
+    all_renewed(&mut queued).await
+}
+
+/// Queues the renewal of a lease.
+fn renewal(state: &State, tree: &str, lease: u64) -> Result<Answer, Status> {
+    let command = TreeCommand {
+        tree: tree.into(),
+        change: Some(OfTree::KeepLeaseAlive(lease)),
+    };
+    let options = WriteOptions {
+        acknowledge: Acknowledge::Written as i32,
+        ..WriteOptions::default()
+    };
+    state.enqueue(Change::Tree(command), Some(options))
+}
+
+async fn all_renewed(queued: &mut Vec<Answer>) -> Result<(), Status> {
+    for answer in queued.drain(..) {
+        let answer = answer.await.unwrap_or_else(|_| Err(crate::error::unanswered()));
+        match answer.and_then(led) {
+            // It ended meanwhile.
+            Err(status) if reason_of(&status) == "LEASE_NOT_FOUND" => {}
+            led => drop(led?),
         }
     }
     Ok(())

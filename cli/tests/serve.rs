@@ -14,12 +14,17 @@ use std::time::Duration;
 use common::Server;
 use duramen::Store;
 use duramen::tree::{Trees, TreesOptions};
+use duramen_proto::etcd::server::AuthenticateRequest;
+use duramen_proto::etcd::server::auth_client::AuthClient;
 use duramen_proto::v1::maps_client::MapsClient;
 use duramen_proto::v1::subscribe_request::Start;
 use duramen_proto::v1::topics_client::TopicsClient;
 use duramen_proto::v1::transactions_client::TransactionsClient;
 use duramen_proto::v1::*;
+use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
 async fn channel(server: &Server) -> Channel {
     let endpoint = Endpoint::from_shared(server.place.clone()).unwrap();
@@ -212,6 +217,31 @@ fn a_server_starts_with_more_leases_than_its_queue_can_hold() {
         &[&listens[..], &["--queue-bytes", "10000"]].concat(),
     ));
     assert_eq!(granted(&Store::open(&path).unwrap()), LEASES);
+}
+
+#[test]
+fn services_for_unknown_callers_take_no_large_messages() {
+    let directory = tempfile::tempdir().unwrap();
+    let arguments = ["--listen", "127.0.0.1:0", "--etcd-listen", "127.0.0.1:0"];
+    let server = Server::start_with(&directory.path().join("store"), &arguments);
+    // It is refused by its length, before it is there.
+    let large = "x".repeat(100_000);
+    run(async {
+        let channel = channel(&server).await;
+        let mut health = HealthClient::new(channel.clone());
+        let service = large.clone();
+        let refused = health.check(HealthCheckRequest { service }).await.unwrap_err();
+        assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+        let mut auth = AuthClient::new(channel);
+        let (name, password) = (large, "secret".into());
+        let asked = auth.authenticate(AuthenticateRequest { name, password });
+        let refused = asked.await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        assert!(
+            refused.message().contains("received message larger than max"),
+            "{refused}"
+        );
+    });
 }
 
 #[test]

@@ -54,6 +54,9 @@ use crate::state::{Inner, State};
 
 /// The largest request and response, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 20 << 20;
+/// The largest request of a service that callers may use who are not known: each of [`CALLS_MAX`] calls may hold that much. The
+/// requests have names and a token.
+pub(crate) const OPEN_MESSAGE_BYTES_MAX: usize = 16 << 10;
 /// Memory that a connection may fill before the server reads on: it is per connection, and hyper keeps it.
 ///
 /// `h2` ends a connection whose unread small frames take more than half of it, each of which it counts as 256 bytes. Keep-alives and
@@ -550,12 +553,16 @@ fn services(state: &State, etcd: Option<EtcdDoor>, health: HealthReporter, refle
         .add_service(trees)
         .add_service(watch)
         .add_service(admin)
-        .add_service(tonic_health::pb::health_server::HealthServer::new(health));
+        .add_service(
+            tonic_health::pb::health_server::HealthServer::new(health)
+                .max_decoding_message_size(OPEN_MESSAGE_BYTES_MAX),
+        );
     if reflection {
         let reflected = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .build_v1()
-            .expect("the descriptors were made with the services");
+            .expect("the descriptors were made with the services")
+            .max_decoding_message_size(OPEN_MESSAGE_BYTES_MAX);
         services = services.add_service(reflected);
     }
     match etcd {

@@ -53,6 +53,7 @@ use tonic::{Request, Status};
 use crate::command::{EtcdError, of_etcd};
 use crate::error::failed;
 use crate::security::{Access, Credentials, Resource};
+use crate::serve::OPEN_MESSAGE_BYTES_MAX;
 use crate::state::{State, unexpected};
 
 use self::transport::AsEtcd;
@@ -162,23 +163,23 @@ impl EtcdDoor {
         let most = self.0.config.message_bytes_max();
         // A macro, because each of the services is of a type of its own.
         macro_rules! limited {
-            ($server:ident) => {
+            ($server:ident, $most:expr) => {
                 AsEtcd::new(
                     $server::new(self.clone())
-                        .max_decoding_message_size(most)
+                        .max_decoding_message_size($most)
                         .max_encoding_message_size(usize::MAX),
                 )
             };
         }
         routes
-            .add_service(limited!(KvServer))
-            .add_service(limited!(WatchServer))
-            .add_service(limited!(LeaseServer))
-            .add_service(limited!(ClusterServer))
-            .add_service(limited!(MaintenanceServer))
-            .add_service(limited!(AuthServer))
-            .add_service(limited!(LockServer))
-            .add_service(limited!(ElectionServer))
+            .add_service(limited!(KvServer, most))
+            .add_service(limited!(WatchServer, most))
+            .add_service(limited!(LeaseServer, most))
+            .add_service(limited!(ClusterServer, most))
+            .add_service(limited!(MaintenanceServer, most))
+            .add_service(limited!(AuthServer, most.min(OPEN_MESSAGE_BYTES_MAX)))
+            .add_service(limited!(LockServer, most))
+            .add_service(limited!(ElectionServer, most))
     }
 
     fn state(&self) -> &State {

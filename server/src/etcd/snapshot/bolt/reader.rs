@@ -12,7 +12,8 @@ use crate::etcd::snapshot::EtcdSnapshotError as SnapshotError;
 
 /// Page sizes that bbolt looks for.
 const PAGE_BITS: std::ops::RangeInclusive<u32> = 9..=16;
-/// The largest page with all that belongs to it: four values of the largest size, which bbolt may store together.
+/// The largest page with all that belongs to it: four values of the largest size, which bbolt may store together. The pages
+/// above a page, which are small, count too: a file must not take more memory.
 const PAGE_BYTES_MAX: u64 = 512 << 20;
 /// A tree of pages is not deeper: each level has twice as many pages at least.
 const DEPTH_MAX: usize = 64;
@@ -43,6 +44,8 @@ enum Root {
 struct Walk {
     /// A bit for each page.
     seen: Vec<u64>,
+    /// Bytes of the pages from the root to the present one.
+    held_bytes: u64,
     last_key: Option<Vec<u8>>,
 }
 
@@ -127,6 +130,7 @@ impl Reader {
     ) -> Result<(), E> {
         let mut walk = Walk {
             seen: vec![0; usize::try_from(self.pages / 64 + 1).unwrap_or(0)],
+            held_bytes: 0,
             last_key: None,
         };
         match &bucket.0 {
@@ -152,10 +156,12 @@ impl Reader {
         if depth == DEPTH_MAX {
             return Err(damaged("its pages are nested too deeply").into());
         }
-        let bytes = self.page(number, &mut walk.seen)?;
+        let bytes = self.page(number, walk)?;
         let page = Page::new(&bytes, &format!("page {number}"))?;
         if page.is_leaf {
-            return walk.leaf(&page, bounds, visit);
+            walk.leaf(&page, bounds, visit)?;
+            walk.held_bytes -= bytes.len() as u64;
+            return Ok(());
         }
         if page.count == 0 {
             return Err(damaged(format!("page {number} has no children")).into());
@@ -173,27 +179,28 @@ impl Reader {
             }
             self.walk_page(child, depth + 1, Bounds { low, high }, walk, visit)?;
         }
+        walk.held_bytes -= bytes.len() as u64;
         Ok(())
     }
 
     /// The bytes of a page and of those that belong to it.
-    fn page(&self, number: u64, seen: &mut [u64]) -> Result<Vec<u8>, SnapshotError> {
+    fn page(&self, number: u64, walk: &mut Walk) -> Result<Vec<u8>, SnapshotError> {
         if number < 2 || number >= self.pages {
             return Err(damaged(format!("it refers to a page {number} that it does not have")));
         }
-        let (word, bit) = ((number / 64) as usize, 1 << (number % 64));
-        if seen[word] & bit != 0 {
-            return Err(damaged(format!("it refers to page {number} twice")));
-        }
-        seen[word] |= bit;
         let from = number * self.page_bytes;
         let mut header = [0; PAGE_HEADER_BYTES];
         self.file.read_exact_at(&mut header, from)?;
         let places = u64::from(self::number_4(&header, 12)) + 1;
-        let bytes = places * self.page_bytes;
-        if self::number(&header, 0) != number || places > self.pages - number || bytes > PAGE_BYTES_MAX {
+        if self::number(&header, 0) != number || places > self.pages - number {
             return Err(damaged(format!("page {number} has a wrong header")));
         }
+        let bytes = places * self.page_bytes;
+        if walk.held_bytes + bytes > PAGE_BYTES_MAX {
+            return Err(damaged(format!("page {number} and those above it are too large")));
+        }
+        walk.see(number, places)?;
+        walk.held_bytes += bytes;
         let mut page = vec![0; bytes as usize];
         self.file.read_exact_at(&mut page, from)?;
         Ok(page)
@@ -201,6 +208,18 @@ impl Reader {
 }
 
 impl Walk {
+    /// Refuses pages that were read before.
+    fn see(&mut self, number: u64, places: u64) -> Result<(), SnapshotError> {
+        for page in number..number + places {
+            let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
+            if self.seen[word] & bit != 0 {
+                return Err(damaged(format!("it refers to page {page} twice")));
+            }
+            self.seen[word] |= bit;
+        }
+        Ok(())
+    }
+
     fn leaf<E: From<SnapshotError>>(
         &mut self,
         page: &Page<'_>,

@@ -82,6 +82,52 @@ fn a_reader_takes_the_meta_page_that_is_valid() {
     assert_eq!(read(file).unwrap()[0].1.len(), 10);
 }
 
+/// A file of one bucket, whose root is the first of `pages` pages that refer to the next one each. All say that they reach to the
+/// end of the file.
+fn nested(pages: u64, end: u64) -> File {
+    let file = tempfile::tempfile().unwrap();
+    let page_bytes = 4_096;
+    let write = |page: u64, bytes: &[u8]| file.write_all_at(bytes, page * page_bytes).unwrap();
+    let header = |page: u64, flags: u16, places: u64| {
+        let mut header = page.to_le_bytes().to_vec();
+        header.extend(flags.to_le_bytes());
+        header.extend(1_u16.to_le_bytes());
+        header.extend((places as u32 - 1).to_le_bytes());
+        header
+    };
+    for number in 0..2 {
+        let mut meta = Vec::new();
+        for field in [super::MAGIC, super::VERSION, page_bytes as u32, 0] {
+            meta.extend(field.to_le_bytes());
+        }
+        for field in [2, 0, 2, end, number] {
+            meta.extend(field.to_le_bytes());
+        }
+        meta.extend(super::fnv_1a(&meta).to_le_bytes());
+        write(number, &[header(number, super::META, 1), meta].concat());
+    }
+    for page in 2..2 + pages {
+        let mut branch = header(page, super::BRANCH, end - page);
+        for field in [16_u32, 1] {
+            branch.extend(field.to_le_bytes());
+        }
+        branch.extend((page + 1).to_le_bytes());
+        branch.push(b'k');
+        write(page, &branch);
+    }
+    file.set_len(end * page_bytes).unwrap();
+    file
+}
+
+#[test]
+fn pages_that_lie_in_each_other_are_refused() {
+    let refused = read(nested(3, 10)).unwrap_err();
+    assert!(refused.to_string().contains("it refers to page 3 twice"), "{refused}");
+    // The file has holes, and is a small one on the disk.
+    let refused = read(nested(60, 140_000)).unwrap_err();
+    assert!(refused.to_string().contains("too large"), "{refused}");
+}
+
 #[test]
 fn damage_never_makes_the_reader_panic() {
     let seed = std::env::var("DURAMEN_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());

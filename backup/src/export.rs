@@ -266,9 +266,13 @@ impl Backup {
         };
         export.check = export.expected_check();
         let text = serde_json::to_vec_pretty(&export).expect("an export is plain data");
-        // Where an answer gets lost, the object is there at the next attempt, and is ours.
-        if !self.create(&export_path(number), text).await? && self.manifest(number).await?.id != export.id {
-            return Err(BackupError::TakenMeanwhile { number });
+        if !self.create(&export_path(number), text).await? {
+            let stored = self.manifest(number).await?;
+            if stored.id != export.id {
+                return Err(BackupError::TakenMeanwhile { number });
+            }
+            // An answer got lost, or another export of this checkpoint was faster: what is stored counts.
+            export = stored;
         }
         checkpoints.keep_needed(number, export.full)?;
         Ok(export)

@@ -233,11 +233,11 @@ fn metrics_and_probes_are_answered_and_large_requests_are_refused() {
 }
 
 #[test]
-fn there_are_sixteen_connections_for_metrics_at_most() {
+fn connections_for_metrics_have_a_limit_and_idle_ones_end() {
     let directory = tempfile::tempdir().unwrap();
     let server = serve_metrics(directory.path());
     let address = server.listening().metrics.unwrap();
-    let mut waiting: Vec<_> = (0..16).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut waiting: Vec<_> = (0..64).map(|_| TcpStream::connect(address).unwrap()).collect();
     let mut more = TcpStream::connect(address).unwrap();
     assert_eq!(more.read(&mut [0]).unwrap(), 0, "it is closed");
     // Those that were there first are served.
@@ -246,6 +246,8 @@ fn there_are_sixteen_connections_for_metrics_at_most() {
     let mut response = String::new();
     first.read_to_string(&mut response).unwrap();
     assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+    // A connection that sends nothing gives its place to others.
+    assert_eq!(waiting[1].read(&mut [0]).unwrap(), 0, "it is closed");
 }
 
 #[test]

@@ -84,7 +84,13 @@ type StatisticsResponse struct {
 	// Subscriptions that are open on this server.
 	Subscriptions uint64 `protobuf:"varint,11,opt,name=subscriptions,proto3" json:"subscriptions,omitempty"`
 	// Sessions, with those whose clients are away and may come back.
-	Sessions      uint64 `protobuf:"varint,12,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	Sessions uint64 `protobuf:"varint,12,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	// The trees.
+	Trees []*TreeStatistics `protobuf:"bytes,13,rep,name=trees,proto3" json:"trees,omitempty"`
+	// Number of topics.
+	Topics uint64 `protobuf:"varint,14,opt,name=topics,proto3" json:"topics,omitempty"`
+	// Number of checkpoints.
+	Checkpoints   uint64 `protobuf:"varint,15,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -203,6 +209,27 @@ func (x *StatisticsResponse) GetSessions() uint64 {
 	return 0
 }
 
+func (x *StatisticsResponse) GetTrees() []*TreeStatistics {
+	if x != nil {
+		return x.Trees
+	}
+	return nil
+}
+
+func (x *StatisticsResponse) GetTopics() uint64 {
+	if x != nil {
+		return x.Topics
+	}
+	return 0
+}
+
+func (x *StatisticsResponse) GetCheckpoints() uint64 {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return 0
+}
+
 type MapStatistics struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the map.
@@ -257,6 +284,69 @@ func (x *MapStatistics) GetPairs() uint64 {
 	return 0
 }
 
+type TreeStatistics struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the tree.
+	Tree string `protobuf:"bytes,1,opt,name=tree,proto3" json:"tree,omitempty"`
+	// Number of nodes.
+	Nodes uint64 `protobuf:"varint,2,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	// The newest revision.
+	Revision      uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TreeStatistics) Reset() {
+	*x = TreeStatistics{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TreeStatistics) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TreeStatistics) ProtoMessage() {}
+
+func (x *TreeStatistics) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TreeStatistics.ProtoReflect.Descriptor instead.
+func (*TreeStatistics) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *TreeStatistics) GetTree() string {
+	if x != nil {
+		return x.Tree
+	}
+	return ""
+}
+
+func (x *TreeStatistics) GetNodes() uint64 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *TreeStatistics) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type CompactRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -265,7 +355,7 @@ type CompactRequest struct {
 
 func (x *CompactRequest) Reset() {
 	*x = CompactRequest{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[3]
+	mi := &file_duramen_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -277,7 +367,7 @@ func (x *CompactRequest) String() string {
 func (*CompactRequest) ProtoMessage() {}
 
 func (x *CompactRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[3]
+	mi := &file_duramen_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -290,7 +380,7 @@ func (x *CompactRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompactRequest.ProtoReflect.Descriptor instead.
 func (*CompactRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 type CompactResponse struct {
@@ -305,7 +395,7 @@ type CompactResponse struct {
 
 func (x *CompactResponse) Reset() {
 	*x = CompactResponse{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[4]
+	mi := &file_duramen_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -317,7 +407,7 @@ func (x *CompactResponse) String() string {
 func (*CompactResponse) ProtoMessage() {}
 
 func (x *CompactResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[4]
+	mi := &file_duramen_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -330,7 +420,7 @@ func (x *CompactResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompactResponse.ProtoReflect.Descriptor instead.
 func (*CompactResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CompactResponse) GetBytesBefore() uint64 {
@@ -355,7 +445,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[5]
+	mi := &file_duramen_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -367,7 +457,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[5]
+	mi := &file_duramen_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -380,7 +470,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 type CheckResponse struct {
@@ -395,7 +485,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[6]
+	mi := &file_duramen_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -407,7 +497,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[6]
+	mi := &file_duramen_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -420,7 +510,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CheckResponse) GetProblems() []string {
@@ -447,7 +537,7 @@ type CopyRequest struct {
 
 func (x *CopyRequest) Reset() {
 	*x = CopyRequest{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[7]
+	mi := &file_duramen_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -459,7 +549,7 @@ func (x *CopyRequest) String() string {
 func (*CopyRequest) ProtoMessage() {}
 
 func (x *CopyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[7]
+	mi := &file_duramen_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -472,7 +562,7 @@ func (x *CopyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyRequest.ProtoReflect.Descriptor instead.
 func (*CopyRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CopyRequest) GetName() string {
@@ -494,7 +584,7 @@ type CopyResponse struct {
 
 func (x *CopyResponse) Reset() {
 	*x = CopyResponse{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[8]
+	mi := &file_duramen_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -506,7 +596,7 @@ func (x *CopyResponse) String() string {
 func (*CopyResponse) ProtoMessage() {}
 
 func (x *CopyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[8]
+	mi := &file_duramen_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -519,7 +609,7 @@ func (x *CopyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyResponse.ProtoReflect.Descriptor instead.
 func (*CopyResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CopyResponse) GetDirectory() string {
@@ -559,7 +649,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[9]
+	mi := &file_duramen_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +661,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[9]
+	mi := &file_duramen_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +674,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Checkpoint) GetNumber() uint64 {
@@ -648,7 +738,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[10]
+	mi := &file_duramen_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -660,7 +750,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[10]
+	mi := &file_duramen_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -673,7 +763,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateCheckpointRequest) GetName() string {
@@ -700,7 +790,7 @@ type CreateCheckpointResponse struct {
 
 func (x *CreateCheckpointResponse) Reset() {
 	*x = CreateCheckpointResponse{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[11]
+	mi := &file_duramen_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +802,7 @@ func (x *CreateCheckpointResponse) String() string {
 func (*CreateCheckpointResponse) ProtoMessage() {}
 
 func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[11]
+	mi := &file_duramen_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,7 +815,7 @@ func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CreateCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -749,7 +839,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[12]
+	mi := &file_duramen_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +851,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[12]
+	mi := &file_duramen_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +864,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListCheckpointsRequest) GetWithBytesAlone() bool {
@@ -810,7 +900,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[13]
+	mi := &file_duramen_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +912,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[13]
+	mi := &file_duramen_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +925,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -864,7 +954,7 @@ type GetCheckpointRequest struct {
 
 func (x *GetCheckpointRequest) Reset() {
 	*x = GetCheckpointRequest{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[14]
+	mi := &file_duramen_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -876,7 +966,7 @@ func (x *GetCheckpointRequest) String() string {
 func (*GetCheckpointRequest) ProtoMessage() {}
 
 func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[14]
+	mi := &file_duramen_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -889,7 +979,7 @@ func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*GetCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetCheckpointRequest) GetName() string {
@@ -916,7 +1006,7 @@ type GetCheckpointResponse struct {
 
 func (x *GetCheckpointResponse) Reset() {
 	*x = GetCheckpointResponse{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[15]
+	mi := &file_duramen_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +1018,7 @@ func (x *GetCheckpointResponse) String() string {
 func (*GetCheckpointResponse) ProtoMessage() {}
 
 func (x *GetCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[15]
+	mi := &file_duramen_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1031,7 @@ func (x *GetCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*GetCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetCheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -961,7 +1051,7 @@ type DropCheckpointRequest struct {
 
 func (x *DropCheckpointRequest) Reset() {
 	*x = DropCheckpointRequest{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[16]
+	mi := &file_duramen_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -973,7 +1063,7 @@ func (x *DropCheckpointRequest) String() string {
 func (*DropCheckpointRequest) ProtoMessage() {}
 
 func (x *DropCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[16]
+	mi := &file_duramen_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -986,7 +1076,7 @@ func (x *DropCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*DropCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DropCheckpointRequest) GetName() string {
@@ -1004,7 +1094,7 @@ type DropCheckpointResponse struct {
 
 func (x *DropCheckpointResponse) Reset() {
 	*x = DropCheckpointResponse{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[17]
+	mi := &file_duramen_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1016,7 +1106,7 @@ func (x *DropCheckpointResponse) String() string {
 func (*DropCheckpointResponse) ProtoMessage() {}
 
 func (x *DropCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[17]
+	mi := &file_duramen_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1029,7 +1119,7 @@ func (x *DropCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*DropCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 type KeepLastCheckpointsRequest struct {
@@ -1042,7 +1132,7 @@ type KeepLastCheckpointsRequest struct {
 
 func (x *KeepLastCheckpointsRequest) Reset() {
 	*x = KeepLastCheckpointsRequest{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[18]
+	mi := &file_duramen_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1054,7 +1144,7 @@ func (x *KeepLastCheckpointsRequest) String() string {
 func (*KeepLastCheckpointsRequest) ProtoMessage() {}
 
 func (x *KeepLastCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[18]
+	mi := &file_duramen_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1067,7 +1157,7 @@ func (x *KeepLastCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepLastCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*KeepLastCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *KeepLastCheckpointsRequest) GetCount() uint64 {
@@ -1087,7 +1177,7 @@ type KeepLastCheckpointsResponse struct {
 
 func (x *KeepLastCheckpointsResponse) Reset() {
 	*x = KeepLastCheckpointsResponse{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[19]
+	mi := &file_duramen_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1189,7 @@ func (x *KeepLastCheckpointsResponse) String() string {
 func (*KeepLastCheckpointsResponse) ProtoMessage() {}
 
 func (x *KeepLastCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[19]
+	mi := &file_duramen_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1202,7 @@ func (x *KeepLastCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepLastCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*KeepLastCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *KeepLastCheckpointsResponse) GetDropped() uint64 {
@@ -1136,7 +1226,7 @@ type DiffCheckpointsRequest struct {
 
 func (x *DiffCheckpointsRequest) Reset() {
 	*x = DiffCheckpointsRequest{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[20]
+	mi := &file_duramen_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1238,7 @@ func (x *DiffCheckpointsRequest) String() string {
 func (*DiffCheckpointsRequest) ProtoMessage() {}
 
 func (x *DiffCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[20]
+	mi := &file_duramen_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1251,7 @@ func (x *DiffCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*DiffCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DiffCheckpointsRequest) GetFrom() string {
@@ -1195,7 +1285,7 @@ type DiffCheckpointsResponse struct {
 
 func (x *DiffCheckpointsResponse) Reset() {
 	*x = DiffCheckpointsResponse{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[21]
+	mi := &file_duramen_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1207,7 +1297,7 @@ func (x *DiffCheckpointsResponse) String() string {
 func (*DiffCheckpointsResponse) ProtoMessage() {}
 
 func (x *DiffCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[21]
+	mi := &file_duramen_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1220,7 +1310,7 @@ func (x *DiffCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*DiffCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DiffCheckpointsResponse) GetDifferences() []*CheckpointDifference {
@@ -1247,7 +1337,7 @@ type CheckpointDifference struct {
 
 func (x *CheckpointDifference) Reset() {
 	*x = CheckpointDifference{}
-	mi := &file_duramen_v1_admin_proto_msgTypes[22]
+	mi := &file_duramen_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1349,7 @@ func (x *CheckpointDifference) String() string {
 func (*CheckpointDifference) ProtoMessage() {}
 
 func (x *CheckpointDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_duramen_v1_admin_proto_msgTypes[22]
+	mi := &file_duramen_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1362,7 @@ func (x *CheckpointDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointDifference.ProtoReflect.Descriptor instead.
 func (*CheckpointDifference) Descriptor() ([]byte, []int) {
-	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CheckpointDifference) GetMap() string {
@@ -1303,13 +1393,329 @@ func (x *CheckpointDifference) GetNew() []byte {
 	return nil
 }
 
+type RestoreCheckpointRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the checkpoint.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreCheckpointRequest) Reset() {
+	*x = RestoreCheckpointRequest{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreCheckpointRequest) ProtoMessage() {}
+
+func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RestoreCheckpointRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RestoreCheckpointResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the commit that puts the store back.
+	Commit        uint64 `protobuf:"varint,1,opt,name=commit,proto3" json:"commit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreCheckpointResponse) Reset() {
+	*x = RestoreCheckpointResponse{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreCheckpointResponse) ProtoMessage() {}
+
+func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*RestoreCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RestoreCheckpointResponse) GetCommit() uint64 {
+	if x != nil {
+		return x.Commit
+	}
+	return 0
+}
+
+type ExportRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Export all pairs, whatever there is already.
+	Full bool `protobuf:"varint,1,opt,name=full,proto3" json:"full,omitempty"`
+	// Text to store with the export.
+	Metadata      string `protobuf:"bytes,2,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportRequest) Reset() {
+	*x = ExportRequest{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportRequest) ProtoMessage() {}
+
+func (x *ExportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
+func (*ExportRequest) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ExportRequest) GetFull() bool {
+	if x != nil {
+		return x.Full
+	}
+	return false
+}
+
+func (x *ExportRequest) GetMetadata() string {
+	if x != nil {
+		return x.Metadata
+	}
+	return ""
+}
+
+type ExportResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Changes that were read so far.
+	Changes uint64 `protobuf:"varint,1,opt,name=changes,proto3" json:"changes,omitempty"`
+	// Bytes that were sent so far.
+	Bytes uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// The export, in the last response.
+	Export        *Export `protobuf:"bytes,3,opt,name=export,proto3" json:"export,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportResponse) Reset() {
+	*x = ExportResponse{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportResponse) ProtoMessage() {}
+
+func (x *ExportResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
+func (*ExportResponse) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ExportResponse) GetChanges() uint64 {
+	if x != nil {
+		return x.Changes
+	}
+	return 0
+}
+
+func (x *ExportResponse) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *ExportResponse) GetExport() *Export {
+	if x != nil {
+		return x.Export
+	}
+	return nil
+}
+
+// A state of the whole store in a backup.
+type Export struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its number at the place.
+	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// The newest commit of the store that it has.
+	Commit uint64 `protobuf:"varint,2,opt,name=commit,proto3" json:"commit,omitempty"`
+	// Number of pairs in the store.
+	Pairs uint64 `protobuf:"varint,3,opt,name=pairs,proto3" json:"pairs,omitempty"`
+	// Bytes of its packs.
+	Bytes uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Number of its packs.
+	Packs uint64 `protobuf:"varint,5,opt,name=packs,proto3" json:"packs,omitempty"`
+	// The number of the export that it goes on from. Missing: it is full.
+	Parent *uint64 `protobuf:"varint,6,opt,name=parent,proto3,oneof" json:"parent,omitempty"`
+	// When it was begun, in milliseconds since 1970.
+	CreatedMs uint64 `protobuf:"varint,7,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	// The text that is stored with it.
+	Metadata      string `protobuf:"bytes,8,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Export) Reset() {
+	*x = Export{}
+	mi := &file_duramen_v1_admin_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Export) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Export) ProtoMessage() {}
+
+func (x *Export) ProtoReflect() protoreflect.Message {
+	mi := &file_duramen_v1_admin_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Export.ProtoReflect.Descriptor instead.
+func (*Export) Descriptor() ([]byte, []int) {
+	return file_duramen_v1_admin_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Export) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Export) GetCommit() uint64 {
+	if x != nil {
+		return x.Commit
+	}
+	return 0
+}
+
+func (x *Export) GetPairs() uint64 {
+	if x != nil {
+		return x.Pairs
+	}
+	return 0
+}
+
+func (x *Export) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Export) GetPacks() uint64 {
+	if x != nil {
+		return x.Packs
+	}
+	return 0
+}
+
+func (x *Export) GetParent() uint64 {
+	if x != nil && x.Parent != nil {
+		return *x.Parent
+	}
+	return 0
+}
+
+func (x *Export) GetCreatedMs() uint64 {
+	if x != nil {
+		return x.CreatedMs
+	}
+	return 0
+}
+
+func (x *Export) GetMetadata() string {
+	if x != nil {
+		return x.Metadata
+	}
+	return ""
+}
+
 var File_duramen_v1_admin_proto protoreflect.FileDescriptor
 
 const file_duramen_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x16duramen/v1/admin.proto\x12\n" +
 	"duramen.v1\"\x13\n" +
-	"\x11StatisticsRequest\"\xa9\x03\n" +
+	"\x11StatisticsRequest\"\x95\x04\n" +
 	"\x12StatisticsResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\x12\x1a\n" +
@@ -1324,10 +1730,17 @@ const file_duramen_v1_admin_proto_rawDesc = "" +
 	"\x13unfolded_operations\x18\n" +
 	" \x01(\x04R\x12unfoldedOperations\x12$\n" +
 	"\rsubscriptions\x18\v \x01(\x04R\rsubscriptions\x12\x1a\n" +
-	"\bsessions\x18\f \x01(\x04R\bsessions\"7\n" +
+	"\bsessions\x18\f \x01(\x04R\bsessions\x120\n" +
+	"\x05trees\x18\r \x03(\v2\x1a.duramen.v1.TreeStatisticsR\x05trees\x12\x16\n" +
+	"\x06topics\x18\x0e \x01(\x04R\x06topics\x12 \n" +
+	"\vcheckpoints\x18\x0f \x01(\x04R\vcheckpoints\"7\n" +
 	"\rMapStatistics\x12\x10\n" +
 	"\x03map\x18\x01 \x01(\tR\x03map\x12\x14\n" +
-	"\x05pairs\x18\x02 \x01(\x04R\x05pairs\"\x10\n" +
+	"\x05pairs\x18\x02 \x01(\x04R\x05pairs\"V\n" +
+	"\x0eTreeStatistics\x12\x12\n" +
+	"\x04tree\x18\x01 \x01(\tR\x04tree\x12\x14\n" +
+	"\x05nodes\x18\x02 \x01(\x04R\x05nodes\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\"\x10\n" +
 	"\x0eCompactRequest\"U\n" +
 	"\x0fCompactResponse\x12!\n" +
 	"\fbytes_before\x18\x01 \x01(\x04R\vbytesBefore\x12\x1f\n" +
@@ -1394,7 +1807,29 @@ const file_duramen_v1_admin_proto_rawDesc = "" +
 	"\x03old\x18\x03 \x01(\fH\x00R\x03old\x88\x01\x01\x12\x15\n" +
 	"\x03new\x18\x04 \x01(\fH\x01R\x03new\x88\x01\x01B\x06\n" +
 	"\x04_oldB\x06\n" +
-	"\x04_new2\xc1\x06\n" +
+	"\x04_new\".\n" +
+	"\x18RestoreCheckpointRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"3\n" +
+	"\x19RestoreCheckpointResponse\x12\x16\n" +
+	"\x06commit\x18\x01 \x01(\x04R\x06commit\"?\n" +
+	"\rExportRequest\x12\x12\n" +
+	"\x04full\x18\x01 \x01(\bR\x04full\x12\x1a\n" +
+	"\bmetadata\x18\x02 \x01(\tR\bmetadata\"l\n" +
+	"\x0eExportResponse\x12\x18\n" +
+	"\achanges\x18\x01 \x01(\x04R\achanges\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12*\n" +
+	"\x06export\x18\x03 \x01(\v2\x12.duramen.v1.ExportR\x06export\"\xdd\x01\n" +
+	"\x06Export\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x16\n" +
+	"\x06commit\x18\x02 \x01(\x04R\x06commit\x12\x14\n" +
+	"\x05pairs\x18\x03 \x01(\x04R\x05pairs\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x14\n" +
+	"\x05packs\x18\x05 \x01(\x04R\x05packs\x12\x1b\n" +
+	"\x06parent\x18\x06 \x01(\x04H\x00R\x06parent\x88\x01\x01\x12\x1d\n" +
+	"\n" +
+	"created_ms\x18\a \x01(\x04R\tcreatedMs\x12\x1a\n" +
+	"\bmetadata\x18\b \x01(\tR\bmetadataB\t\n" +
+	"\a_parent2\xe6\a\n" +
 	"\x05Admin\x12K\n" +
 	"\n" +
 	"Statistics\x12\x1d.duramen.v1.StatisticsRequest\x1a\x1e.duramen.v1.StatisticsResponse\x12B\n" +
@@ -1406,7 +1841,9 @@ const file_duramen_v1_admin_proto_rawDesc = "" +
 	"\rGetCheckpoint\x12 .duramen.v1.GetCheckpointRequest\x1a!.duramen.v1.GetCheckpointResponse\x12W\n" +
 	"\x0eDropCheckpoint\x12!.duramen.v1.DropCheckpointRequest\x1a\".duramen.v1.DropCheckpointResponse\x12f\n" +
 	"\x13KeepLastCheckpoints\x12&.duramen.v1.KeepLastCheckpointsRequest\x1a'.duramen.v1.KeepLastCheckpointsResponse\x12\\\n" +
-	"\x0fDiffCheckpoints\x12\".duramen.v1.DiffCheckpointsRequest\x1a#.duramen.v1.DiffCheckpointsResponse0\x01b\x06proto3"
+	"\x0fDiffCheckpoints\x12\".duramen.v1.DiffCheckpointsRequest\x1a#.duramen.v1.DiffCheckpointsResponse0\x01\x12`\n" +
+	"\x11RestoreCheckpoint\x12$.duramen.v1.RestoreCheckpointRequest\x1a%.duramen.v1.RestoreCheckpointResponse\x12A\n" +
+	"\x06Export\x12\x19.duramen.v1.ExportRequest\x1a\x1a.duramen.v1.ExportResponse0\x01b\x06proto3"
 
 var (
 	file_duramen_v1_admin_proto_rawDescOnce sync.Once
@@ -1420,63 +1857,75 @@ func file_duramen_v1_admin_proto_rawDescGZIP() []byte {
 	return file_duramen_v1_admin_proto_rawDescData
 }
 
-var file_duramen_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_duramen_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_duramen_v1_admin_proto_goTypes = []any{
 	(*StatisticsRequest)(nil),           // 0: duramen.v1.StatisticsRequest
 	(*StatisticsResponse)(nil),          // 1: duramen.v1.StatisticsResponse
 	(*MapStatistics)(nil),               // 2: duramen.v1.MapStatistics
-	(*CompactRequest)(nil),              // 3: duramen.v1.CompactRequest
-	(*CompactResponse)(nil),             // 4: duramen.v1.CompactResponse
-	(*CheckRequest)(nil),                // 5: duramen.v1.CheckRequest
-	(*CheckResponse)(nil),               // 6: duramen.v1.CheckResponse
-	(*CopyRequest)(nil),                 // 7: duramen.v1.CopyRequest
-	(*CopyResponse)(nil),                // 8: duramen.v1.CopyResponse
-	(*Checkpoint)(nil),                  // 9: duramen.v1.Checkpoint
-	(*CreateCheckpointRequest)(nil),     // 10: duramen.v1.CreateCheckpointRequest
-	(*CreateCheckpointResponse)(nil),    // 11: duramen.v1.CreateCheckpointResponse
-	(*ListCheckpointsRequest)(nil),      // 12: duramen.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),     // 13: duramen.v1.ListCheckpointsResponse
-	(*GetCheckpointRequest)(nil),        // 14: duramen.v1.GetCheckpointRequest
-	(*GetCheckpointResponse)(nil),       // 15: duramen.v1.GetCheckpointResponse
-	(*DropCheckpointRequest)(nil),       // 16: duramen.v1.DropCheckpointRequest
-	(*DropCheckpointResponse)(nil),      // 17: duramen.v1.DropCheckpointResponse
-	(*KeepLastCheckpointsRequest)(nil),  // 18: duramen.v1.KeepLastCheckpointsRequest
-	(*KeepLastCheckpointsResponse)(nil), // 19: duramen.v1.KeepLastCheckpointsResponse
-	(*DiffCheckpointsRequest)(nil),      // 20: duramen.v1.DiffCheckpointsRequest
-	(*DiffCheckpointsResponse)(nil),     // 21: duramen.v1.DiffCheckpointsResponse
-	(*CheckpointDifference)(nil),        // 22: duramen.v1.CheckpointDifference
+	(*TreeStatistics)(nil),              // 3: duramen.v1.TreeStatistics
+	(*CompactRequest)(nil),              // 4: duramen.v1.CompactRequest
+	(*CompactResponse)(nil),             // 5: duramen.v1.CompactResponse
+	(*CheckRequest)(nil),                // 6: duramen.v1.CheckRequest
+	(*CheckResponse)(nil),               // 7: duramen.v1.CheckResponse
+	(*CopyRequest)(nil),                 // 8: duramen.v1.CopyRequest
+	(*CopyResponse)(nil),                // 9: duramen.v1.CopyResponse
+	(*Checkpoint)(nil),                  // 10: duramen.v1.Checkpoint
+	(*CreateCheckpointRequest)(nil),     // 11: duramen.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),    // 12: duramen.v1.CreateCheckpointResponse
+	(*ListCheckpointsRequest)(nil),      // 13: duramen.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),     // 14: duramen.v1.ListCheckpointsResponse
+	(*GetCheckpointRequest)(nil),        // 15: duramen.v1.GetCheckpointRequest
+	(*GetCheckpointResponse)(nil),       // 16: duramen.v1.GetCheckpointResponse
+	(*DropCheckpointRequest)(nil),       // 17: duramen.v1.DropCheckpointRequest
+	(*DropCheckpointResponse)(nil),      // 18: duramen.v1.DropCheckpointResponse
+	(*KeepLastCheckpointsRequest)(nil),  // 19: duramen.v1.KeepLastCheckpointsRequest
+	(*KeepLastCheckpointsResponse)(nil), // 20: duramen.v1.KeepLastCheckpointsResponse
+	(*DiffCheckpointsRequest)(nil),      // 21: duramen.v1.DiffCheckpointsRequest
+	(*DiffCheckpointsResponse)(nil),     // 22: duramen.v1.DiffCheckpointsResponse
+	(*CheckpointDifference)(nil),        // 23: duramen.v1.CheckpointDifference
+	(*RestoreCheckpointRequest)(nil),    // 24: duramen.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointResponse)(nil),   // 25: duramen.v1.RestoreCheckpointResponse
+	(*ExportRequest)(nil),               // 26: duramen.v1.ExportRequest
+	(*ExportResponse)(nil),              // 27: duramen.v1.ExportResponse
+	(*Export)(nil),                      // 28: duramen.v1.Export
 }
 var file_duramen_v1_admin_proto_depIdxs = []int32{
 	2,  // 0: duramen.v1.StatisticsResponse.maps:type_name -> duramen.v1.MapStatistics
-	9,  // 1: duramen.v1.CreateCheckpointResponse.checkpoint:type_name -> duramen.v1.Checkpoint
-	9,  // 2: duramen.v1.ListCheckpointsResponse.checkpoints:type_name -> duramen.v1.Checkpoint
-	9,  // 3: duramen.v1.GetCheckpointResponse.checkpoint:type_name -> duramen.v1.Checkpoint
-	22, // 4: duramen.v1.DiffCheckpointsResponse.differences:type_name -> duramen.v1.CheckpointDifference
-	0,  // 5: duramen.v1.Admin.Statistics:input_type -> duramen.v1.StatisticsRequest
-	3,  // 6: duramen.v1.Admin.Compact:input_type -> duramen.v1.CompactRequest
-	5,  // 7: duramen.v1.Admin.Check:input_type -> duramen.v1.CheckRequest
-	7,  // 8: duramen.v1.Admin.Copy:input_type -> duramen.v1.CopyRequest
-	10, // 9: duramen.v1.Admin.CreateCheckpoint:input_type -> duramen.v1.CreateCheckpointRequest
-	12, // 10: duramen.v1.Admin.ListCheckpoints:input_type -> duramen.v1.ListCheckpointsRequest
-	14, // 11: duramen.v1.Admin.GetCheckpoint:input_type -> duramen.v1.GetCheckpointRequest
-	16, // 12: duramen.v1.Admin.DropCheckpoint:input_type -> duramen.v1.DropCheckpointRequest
-	18, // 13: duramen.v1.Admin.KeepLastCheckpoints:input_type -> duramen.v1.KeepLastCheckpointsRequest
-	20, // 14: duramen.v1.Admin.DiffCheckpoints:input_type -> duramen.v1.DiffCheckpointsRequest
-	1,  // 15: duramen.v1.Admin.Statistics:output_type -> duramen.v1.StatisticsResponse
-	4,  // 16: duramen.v1.Admin.Compact:output_type -> duramen.v1.CompactResponse
-	6,  // 17: duramen.v1.Admin.Check:output_type -> duramen.v1.CheckResponse
-	8,  // 18: duramen.v1.Admin.Copy:output_type -> duramen.v1.CopyResponse
-	11, // 19: duramen.v1.Admin.CreateCheckpoint:output_type -> duramen.v1.CreateCheckpointResponse
-	13, // 20: duramen.v1.Admin.ListCheckpoints:output_type -> duramen.v1.ListCheckpointsResponse
-	15, // 21: duramen.v1.Admin.GetCheckpoint:output_type -> duramen.v1.GetCheckpointResponse
-	17, // 22: duramen.v1.Admin.DropCheckpoint:output_type -> duramen.v1.DropCheckpointResponse
-	19, // 23: duramen.v1.Admin.KeepLastCheckpoints:output_type -> duramen.v1.KeepLastCheckpointsResponse
-	21, // 24: duramen.v1.Admin.DiffCheckpoints:output_type -> duramen.v1.DiffCheckpointsResponse
-	15, // [15:25] is the sub-list for method output_type
-	5,  // [5:15] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	3,  // 1: duramen.v1.StatisticsResponse.trees:type_name -> duramen.v1.TreeStatistics
+	10, // 2: duramen.v1.CreateCheckpointResponse.checkpoint:type_name -> duramen.v1.Checkpoint
+	10, // 3: duramen.v1.ListCheckpointsResponse.checkpoints:type_name -> duramen.v1.Checkpoint
+	10, // 4: duramen.v1.GetCheckpointResponse.checkpoint:type_name -> duramen.v1.Checkpoint
+	23, // 5: duramen.v1.DiffCheckpointsResponse.differences:type_name -> duramen.v1.CheckpointDifference
+	28, // 6: duramen.v1.ExportResponse.export:type_name -> duramen.v1.Export
+	0,  // 7: duramen.v1.Admin.Statistics:input_type -> duramen.v1.StatisticsRequest
+	4,  // 8: duramen.v1.Admin.Compact:input_type -> duramen.v1.CompactRequest
+	6,  // 9: duramen.v1.Admin.Check:input_type -> duramen.v1.CheckRequest
+	8,  // 10: duramen.v1.Admin.Copy:input_type -> duramen.v1.CopyRequest
+	11, // 11: duramen.v1.Admin.CreateCheckpoint:input_type -> duramen.v1.CreateCheckpointRequest
+	13, // 12: duramen.v1.Admin.ListCheckpoints:input_type -> duramen.v1.ListCheckpointsRequest
+	15, // 13: duramen.v1.Admin.GetCheckpoint:input_type -> duramen.v1.GetCheckpointRequest
+	17, // 14: duramen.v1.Admin.DropCheckpoint:input_type -> duramen.v1.DropCheckpointRequest
+	19, // 15: duramen.v1.Admin.KeepLastCheckpoints:input_type -> duramen.v1.KeepLastCheckpointsRequest
+	21, // 16: duramen.v1.Admin.DiffCheckpoints:input_type -> duramen.v1.DiffCheckpointsRequest
+	24, // 17: duramen.v1.Admin.RestoreCheckpoint:input_type -> duramen.v1.RestoreCheckpointRequest
+	26, // 18: duramen.v1.Admin.Export:input_type -> duramen.v1.ExportRequest
+	1,  // 19: duramen.v1.Admin.Statistics:output_type -> duramen.v1.StatisticsResponse
+	5,  // 20: duramen.v1.Admin.Compact:output_type -> duramen.v1.CompactResponse
+	7,  // 21: duramen.v1.Admin.Check:output_type -> duramen.v1.CheckResponse
+	9,  // 22: duramen.v1.Admin.Copy:output_type -> duramen.v1.CopyResponse
+	12, // 23: duramen.v1.Admin.CreateCheckpoint:output_type -> duramen.v1.CreateCheckpointResponse
+	14, // 24: duramen.v1.Admin.ListCheckpoints:output_type -> duramen.v1.ListCheckpointsResponse
+	16, // 25: duramen.v1.Admin.GetCheckpoint:output_type -> duramen.v1.GetCheckpointResponse
+	18, // 26: duramen.v1.Admin.DropCheckpoint:output_type -> duramen.v1.DropCheckpointResponse
+	20, // 27: duramen.v1.Admin.KeepLastCheckpoints:output_type -> duramen.v1.KeepLastCheckpointsResponse
+	22, // 28: duramen.v1.Admin.DiffCheckpoints:output_type -> duramen.v1.DiffCheckpointsResponse
+	25, // 29: duramen.v1.Admin.RestoreCheckpoint:output_type -> duramen.v1.RestoreCheckpointResponse
+	27, // 30: duramen.v1.Admin.Export:output_type -> duramen.v1.ExportResponse
+	19, // [19:31] is the sub-list for method output_type
+	7,  // [7:19] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_duramen_v1_admin_proto_init() }
@@ -1484,15 +1933,16 @@ func file_duramen_v1_admin_proto_init() {
 	if File_duramen_v1_admin_proto != nil {
 		return
 	}
-	file_duramen_v1_admin_proto_msgTypes[9].OneofWrappers = []any{}
-	file_duramen_v1_admin_proto_msgTypes[22].OneofWrappers = []any{}
+	file_duramen_v1_admin_proto_msgTypes[10].OneofWrappers = []any{}
+	file_duramen_v1_admin_proto_msgTypes[23].OneofWrappers = []any{}
+	file_duramen_v1_admin_proto_msgTypes[28].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_duramen_v1_admin_proto_rawDesc), len(file_duramen_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,6 +31,8 @@ const (
 	Admin_DropCheckpoint_FullMethodName      = "/duramen.v1.Admin/DropCheckpoint"
 	Admin_KeepLastCheckpoints_FullMethodName = "/duramen.v1.Admin/KeepLastCheckpoints"
 	Admin_DiffCheckpoints_FullMethodName     = "/duramen.v1.Admin/DiffCheckpoints"
+	Admin_RestoreCheckpoint_FullMethodName   = "/duramen.v1.Admin/RestoreCheckpoint"
+	Admin_Export_FullMethodName              = "/duramen.v1.Admin/Export"
 )
 
 // AdminClient is the client API for Admin service.
@@ -62,6 +64,13 @@ type AdminClient interface {
 	// Sends the pairs of maps that differ between two checkpoints, in the order of maps and keys. Pairs of topics and trees are left
 	// out. The work grows with what differs, and not with the store.
 	DiffCheckpoints(ctx context.Context, in *DiffCheckpointsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiffCheckpointsResponse], error)
+	// Puts the store back to a checkpoint, in one commit. All later calls fail, and the server ends: whatever supervises it starts it
+	// again. NOT_FOUND: there is no checkpoint of this name.
+	RestoreCheckpoint(ctx context.Context, in *RestoreCheckpointRequest, opts ...grpc.CallOption) (*RestoreCheckpointResponse, error)
+	// Exports the store to the place that the setting `backup_place` names: all pairs the first time, and then what differs. The
+	// server goes on meanwhile. Responses say how far the export is, and the last one has it. It goes on when the client gives up.
+	// FAILED_PRECONDITION: the server has no such place, or an export is under way.
+	Export(ctx context.Context, in *ExportRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error)
 }
 
 type adminClient struct {
@@ -181,6 +190,35 @@ func (c *adminClient) DiffCheckpoints(ctx context.Context, in *DiffCheckpointsRe
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_DiffCheckpointsClient = grpc.ServerStreamingClient[DiffCheckpointsResponse]
 
+func (c *adminClient) RestoreCheckpoint(ctx context.Context, in *RestoreCheckpointRequest, opts ...grpc.CallOption) (*RestoreCheckpointResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestoreCheckpointResponse)
+	err := c.cc.Invoke(ctx, Admin_RestoreCheckpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) Export(ctx context.Context, in *ExportRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Admin_ServiceDesc.Streams[1], Admin_Export_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExportRequest, ExportResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_ExportClient = grpc.ServerStreamingClient[ExportResponse]
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -210,6 +248,13 @@ type AdminServer interface {
 	// Sends the pairs of maps that differ between two checkpoints, in the order of maps and keys. Pairs of topics and trees are left
 	// out. The work grows with what differs, and not with the store.
 	DiffCheckpoints(*DiffCheckpointsRequest, grpc.ServerStreamingServer[DiffCheckpointsResponse]) error
+	// Puts the store back to a checkpoint, in one commit. All later calls fail, and the server ends: whatever supervises it starts it
+	// again. NOT_FOUND: there is no checkpoint of this name.
+	RestoreCheckpoint(context.Context, *RestoreCheckpointRequest) (*RestoreCheckpointResponse, error)
+	// Exports the store to the place that the setting `backup_place` names: all pairs the first time, and then what differs. The
+	// server goes on meanwhile. Responses say how far the export is, and the last one has it. It goes on when the client gives up.
+	// FAILED_PRECONDITION: the server has no such place, or an export is under way.
+	Export(*ExportRequest, grpc.ServerStreamingServer[ExportResponse]) error
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -249,6 +294,12 @@ func (UnimplementedAdminServer) KeepLastCheckpoints(context.Context, *KeepLastCh
 }
 func (UnimplementedAdminServer) DiffCheckpoints(*DiffCheckpointsRequest, grpc.ServerStreamingServer[DiffCheckpointsResponse]) error {
 	return status.Error(codes.Unimplemented, "method DiffCheckpoints not implemented")
+}
+func (UnimplementedAdminServer) RestoreCheckpoint(context.Context, *RestoreCheckpointRequest) (*RestoreCheckpointResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestoreCheckpoint not implemented")
+}
+func (UnimplementedAdminServer) Export(*ExportRequest, grpc.ServerStreamingServer[ExportResponse]) error {
+	return status.Error(codes.Unimplemented, "method Export not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -444,6 +495,35 @@ func _Admin_DiffCheckpoints_Handler(srv interface{}, stream grpc.ServerStream) e
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_DiffCheckpointsServer = grpc.ServerStreamingServer[DiffCheckpointsResponse]
 
+func _Admin_RestoreCheckpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestoreCheckpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).RestoreCheckpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_RestoreCheckpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).RestoreCheckpoint(ctx, req.(*RestoreCheckpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_Export_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExportRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServer).Export(m, &grpc.GenericServerStream[ExportRequest, ExportResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_ExportServer = grpc.ServerStreamingServer[ExportResponse]
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -487,11 +567,20 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "KeepLastCheckpoints",
 			Handler:    _Admin_KeepLastCheckpoints_Handler,
 		},
+		{
+			MethodName: "RestoreCheckpoint",
+			Handler:    _Admin_RestoreCheckpoint_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "DiffCheckpoints",
 			Handler:       _Admin_DiffCheckpoints_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Export",
+			Handler:       _Admin_Export_Handler,
 			ServerStreams: true,
 		},
 	},

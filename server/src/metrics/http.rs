@@ -14,7 +14,7 @@ use hyper::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, Semaphore};
 use tokio::task::spawn_blocking;
@@ -31,7 +31,9 @@ const READY: &str = "/readyz";
 /// As [`READY`], in JSON.
 const HEALTH: &str = "/health";
 /// The most connections at a time; further ones are closed at once.
-const CONNECTIONS_MAX: usize = 16;
+const CONNECTIONS_MAX: usize = 64;
+/// How long a request may take to arrive: idle connections must not keep probes out.
+const HEAD_TIME: Duration = Duration::from_secs(1);
 /// How long a connection may take, from its beginning to the end of the response.
 const REQUEST_TIME: Duration = Duration::from_secs(10);
 /// The most bytes of the head of a request, and the most headers. hyper answers larger ones with status 431.
@@ -92,7 +94,8 @@ async fn answer_one(stream: TcpStream, sources: Arc<Mutex<Sources>>, state: Stat
     let service = service_fn(move |request| answer(request, sources.clone(), state.clone()));
     let served = http1::Builder::new()
         .keep_alive(false)
-        .header_read_timeout(None)
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
         .max_buf_size(HEAD_BYTES_MAX)
         .max_headers(HEADERS_MAX)
         .serve_connection(TokioIo::new(stream), service);

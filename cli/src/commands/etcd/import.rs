@@ -4,7 +4,7 @@
 //! both sides are read again and compared. A failure deletes the tree.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use duramen::tree::{LeaseChange, PATH_BYTES_MAX, PAYLOAD_BYTES_MAX, Tree, Trees, TreesOptions};
@@ -45,6 +45,8 @@ const BATCH_LEASES: usize = 256;
 /// The clock of a tree may run two seconds ahead between two commits.
 const TTL_MIN: i64 = 3;
 const TTL_MAX: i64 = 9_000_000_000;
+/// No import takes as long as leases that are not shorter.
+const SHORT: Duration = Duration::from_secs(24 * 3_600);
 
 /// Fill a tree with the keys and leases of an etcd
 #[derive(Args, Debug)]
@@ -85,7 +87,7 @@ impl Import {
         check(&source)?;
         let options = Options::new().durability(Durability::Written);
         let store = self.store.open_or_create(options)?;
-        // Without the background thread no lease ends during the import.
+        // So no lease ends during the import, unless another process has the store open: short ones are kept alive.
         let trees = Trees::open_with(&store, TreesOptions::new().background(false))?;
         let Some(import) = EtcdImport::begin(&store, &trees, &self.tree)? else {
             let message = format!("the store has a tree {:?} already; nothing was imported", self.tree);
@@ -191,6 +193,7 @@ fn fill(store: &Store, trees: &Trees, name: &str, source: &Source) -> Outcome<Im
     let tree = trees.get(name)?;
     let tree = tree.ok_or_else(|| Failure::wrong_call(format!("another process has deleted the tree {name:?}")))?;
     grant(&tree, source)?;
+    let mut short = ShortLeases::of(&tree, source);
     let mut imported = Imported::default();
     let mut meter = Meter::new("importing", "keys");
     let (mut batch, mut batch_bytes) = (Vec::new(), 0);
@@ -206,6 +209,7 @@ fn fill(store: &Store, trees: &Trees, name: &str, source: &Source) -> Outcome<Im
         batch_bytes += bytes;
         batch.push((pair, lease));
         if batch.len() >= BATCH_KEYS || batch_bytes >= BATCH_BYTES {
+            short.keep_alive()?;
             commit(store, &tree, &batch)?;
             batch.clear();
             batch_bytes = 0;
@@ -215,7 +219,7 @@ fn fill(store: &Store, trees: &Trees, name: &str, source: &Source) -> Outcome<Im
     })?;
     commit(store, &tree, &batch)?;
     drop(meter);
-    compare(&tree, source, &imported)?;
+    compare(&tree, source, &imported, &mut short)?;
     imported.revision = tree.revision()?;
     Ok(imported)
 }
@@ -233,6 +237,48 @@ fn grant(tree: &Tree, source: &Source) -> Outcome<()> {
         })?;
     }
     Ok(())
+}
+
+/// Leases that could end while the tree is filled, because another process has the store open.
+struct ShortLeases<'t> {
+    tree: &'t Tree,
+    ids: Vec<u64>,
+    every: Duration,
+    renewed: Instant,
+}
+
+impl<'t> ShortLeases<'t> {
+    fn of(tree: &'t Tree, source: &Source) -> ShortLeases<'t> {
+        let short = || {
+            source
+                .leases
+                .iter()
+                .map(|(id, ttl)| (*id as u64, granted(*ttl)))
+                .filter(|(_, ttl)| *ttl < SHORT)
+        };
+        let shortest = short().map(|(_, ttl)| ttl).min().unwrap_or(SHORT);
+        ShortLeases {
+            tree,
+            ids: short().map(|(id, _)| id).collect(),
+            every: shortest / 3,
+            renewed: Instant::now(),
+        }
+    }
+
+    /// Keeps them alive, if it is time.
+    fn keep_alive(&mut self) -> Outcome<()> {
+        if self.ids.is_empty() || self.renewed.elapsed() < self.every {
+            return Ok(());
+        }
+        self.renewed = Instant::now();
+        for batch in self.ids.chunks(BATCH_LEASES) {
+            self.tree.transact(|writes| {
+                batch.iter().try_for_each(|id| writes.keep_lease_alive(*id).map(drop))?;
+                Ok::<_, duramen::Error>(())
+            })?;
+        }
+        Ok(())
+    }
 }
 
 fn granted(ttl: i64) -> Duration {
@@ -259,7 +305,7 @@ fn commit(store: &Store, tree: &Tree, batch: &[Waiting]) -> Outcome<()> {
 }
 
 /// Reads the source and the tree again, and compares keys, values and leases.
-fn compare(tree: &Tree, source: &Source, imported: &Imported) -> Outcome<()> {
+fn compare(tree: &Tree, source: &Source, imported: &Imported, short: &mut ShortLeases<'_>) -> Outcome<()> {
     let differs = |what: String| Err(Failure::damaged(format!("the tree is not what was imported: {what}")));
     let view = tree.view()?;
     let mut meter = Meter::new("comparing", "keys");
@@ -270,6 +316,7 @@ fn compare(tree: &Tree, source: &Source, imported: &Imported) -> Outcome<()> {
         };
         compared += 1;
         meter.update(compared, imported.keys);
+        short.keep_alive()?;
         match view.get(&pair.key)? {
             None => differs(format!("{} is missing", shown(&pair.key))),
             Some(node) if node.payload != pair.value => differs(format!("{} has another value", shown(&pair.key))),

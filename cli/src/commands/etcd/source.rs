@@ -1,10 +1,12 @@
 //! What an import reads: a snapshot file of etcd, or a running etcd at one revision.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use duramen_proto::etcd::kv::KeyValue;
@@ -17,7 +19,7 @@ use prost::Message;
 use tokio::runtime::{Builder, Runtime};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Response, Status};
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::progress::Meter;
@@ -50,6 +52,10 @@ pub(super) struct Credentials {
 
 const HEADING: &str = "For a running etcd";
 
+/// How long a connection and a call may take. A range has a few MiB.
+const CONNECT: Duration = Duration::from_secs(10);
+const CALL: Duration = Duration::from_secs(60);
+
 /// Where keys and leases come from.
 pub(super) struct Source {
     from: Kind,
@@ -76,8 +82,10 @@ struct Remote {
     runtime: Runtime,
     channel: Channel,
     url: String,
-    /// What each request shows, where etcd has users.
-    token: Option<MetadataValue<Ascii>>,
+    /// Name and password of a user.
+    user: Option<(String, String)>,
+    /// What each request shows, where etcd has users. It ends after some minutes.
+    token: RefCell<Option<MetadataValue<Ascii>>>,
     spool: Spool,
 }
 
@@ -123,6 +131,7 @@ impl Source {
         let runtime = runtime.map_err(|error| Failure::of_io("preparing the connection", &error))?;
         let endpoint = Endpoint::from_shared(url.trim_end_matches('/').to_string());
         let endpoint = endpoint.map_err(|error| Failure::wrong_call(format!("{url:?} is no URL: {error}")))?;
+        let endpoint = endpoint.connect_timeout(CONNECT).timeout(CALL);
         let endpoint = match url.starts_with("https") {
             true => credentials.encrypted(endpoint)?,
             false => endpoint,
@@ -135,12 +144,11 @@ impl Source {
             runtime,
             channel,
             url: url.into(),
-            token: None,
+            user: credentials.user()?,
+            token: RefCell::default(),
             spool: Spool::new(directory)?,
         };
-        if let Some(user) = &credentials.user {
-            remote.authenticate(user)?;
-        }
+        remote.authenticate().map_err(|status| remote.failure(&status))?;
         let revision = remote.fill_spool(directory)?;
         let leases = remote.leases()?;
         Ok(Source {
@@ -179,6 +187,14 @@ impl Source {
 }
 
 impl Credentials {
+    fn user(&self) -> Outcome<Option<(String, String)>> {
+        let Some(user) = &self.user else { return Ok(None) };
+        match user.split_once(':') {
+            Some((name, password)) => Ok(Some((name.into(), password.into()))),
+            None => Err(Failure::wrong_call("--user takes NAME:PASSWORD")),
+        }
+    }
+
     fn encrypted(&self, endpoint: Endpoint) -> Outcome<Endpoint> {
         let read =
             |file: &Path| std::fs::read(file).map_err(|error| Failure::of_io(&file.display().to_string(), &error));
@@ -216,26 +232,40 @@ impl Opened {
 }
 
 impl Remote {
-    /// Gets a token for a user.
-    fn authenticate(&mut self, user: &str) -> Outcome<()> {
-        let Some((name, password)) = user.split_once(':') else {
-            return Err(Failure::wrong_call("--user takes NAME:PASSWORD"));
-        };
-        let request = AuthenticateRequest {
-            name: name.into(),
-            password: password.into(),
+    /// Gets a token for the user.
+    fn authenticate(&self) -> Result<(), Status> {
+        let Some((name, password)) = self.user.clone() else {
+            return Ok(());
         };
         let mut client = AuthClient::new(self.channel.clone());
-        let answer = self.runtime.block_on(client.authenticate(request));
-        let token = answer.map_err(|status| self.failure(&status))?.into_inner().token;
-        let token = token.parse();
-        self.token = Some(token.map_err(|_| Failure::wrong_call("etcd answered with a token that cannot be sent"))?);
+        let answer = self
+            .runtime
+            .block_on(client.authenticate(AuthenticateRequest { name, password }))?;
+        let token = answer.into_inner().token.parse();
+        let unsendable = |_| Status::internal("etcd answered with a token that cannot be sent");
+        *self.token.borrow_mut() = Some(token.map_err(unsendable)?);
         Ok(())
+    }
+
+    /// Waits for the answer of a call. Where the token has ended, it gets another one, and calls again.
+    fn call<Q: Clone, A>(
+        &self,
+        message: Q,
+        send: impl AsyncFn(Request<Q>) -> Result<Response<A>, Status>,
+    ) -> Result<A, Status> {
+        let answer = match self.runtime.block_on(send(self.request(message.clone()))) {
+            Err(status) if self.user.is_some() && is_of_an_old_token(&status) => {
+                self.authenticate()?;
+                self.runtime.block_on(send(self.request(message)))
+            }
+            answer => answer,
+        };
+        answer.map(Response::into_inner)
     }
 
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        if let Some(token) = &self.token {
+        if let Some(token) = &*self.token.borrow() {
             request.metadata_mut().insert("token", token.clone());
         }
         request
@@ -264,7 +294,7 @@ impl Remote {
 
     /// Reads all pairs of a revision, in the order of their keys; 0: of the newest one. Returns the revision.
     fn each(&self, mut revision: i64, visit: &mut dyn FnMut(KeyValue) -> Outcome<()>) -> Outcome<i64> {
-        let mut client = KvClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
+        let client = KvClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
         let (mut key, mut limit) = (vec![0], PAIRS_FIRST);
         loop {
             let request = RangeRequest {
@@ -274,8 +304,8 @@ impl Remote {
                 revision,
                 ..RangeRequest::default()
             };
-            let response = self.runtime.block_on(client.range(self.request(request)));
-            let response = response.map_err(|status| self.failure(&status))?.into_inner();
+            let response = self.call(request, async |request| client.clone().range(request).await);
+            let response = response.map_err(|status| self.failure(&status))?;
             if revision == 0 {
                 revision = response.header.map_or(0, |header| header.revision);
             }
@@ -294,20 +324,22 @@ impl Remote {
 
     /// The leases that have not ended.
     fn leases(&self) -> Outcome<BTreeMap<i64, i64>> {
-        let mut client = LeaseClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
-        let found = self
-            .runtime
-            .block_on(client.lease_leases(self.request(LeaseLeasesRequest {})));
-        let found = found.map_err(|status| self.failure(&status))?.into_inner();
+        let client = LeaseClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
+        let found = self.call(LeaseLeasesRequest {}, async |request| {
+            client.clone().lease_leases(request).await
+        });
+        let found = found.map_err(|status| self.failure(&status))?;
         let mut leases = BTreeMap::new();
         for lease in found.leases {
             let request = LeaseTimeToLiveRequest {
                 id: lease.id,
                 keys: false,
             };
-            let told = self.runtime.block_on(client.lease_time_to_live(self.request(request)));
+            let told = self.call(request, async |request| {
+                client.clone().lease_time_to_live(request).await
+            });
             let told = match told {
-                Ok(told) => told.into_inner(),
+                Ok(told) => told,
                 Err(status) if status.code() == Code::NotFound => continue,
                 Err(status) => return Err(self.failure(&status)),
             };
@@ -326,11 +358,17 @@ impl Remote {
         };
         let failure = Failure::new(exit, format!("the etcd at {}: {}", self.url, status.message()));
         let needs_user = status.code() == Code::Unauthenticated || status.message().contains("user name is empty");
-        match self.token.is_none() && needs_user {
+        match self.user.is_none() && needs_user {
             true => failure.hint("name a user with --user NAME:PASSWORD"),
             false => failure,
         }
     }
+}
+
+/// Whether a call failed because the token has ended, or users of etcd have changed since it was given.
+fn is_of_an_old_token(status: &Status) -> bool {
+    let texts = ["invalid auth token", "revision of auth store is old"];
+    status.code() == Code::Unauthenticated || texts.iter().any(|text| status.message().contains(text))
 }
 
 impl Spool {

@@ -4,6 +4,7 @@
 mod common;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use common::*;
@@ -639,5 +640,59 @@ fn leases_have_their_whole_time_when_the_server_starts() {
     let server = start(&config(directory.path())).unwrap();
     let after = remaining(&server);
     assert!(after > before, "{before} before the start, {after} after it");
+    server.stop().unwrap();
+}
+
+/// A change may be committed at the moment at which a watch that begins with it is created.
+#[test]
+fn a_watch_of_the_next_revision_misses_nothing_that_is_committed_meanwhile() {
+    const WATCHES: usize = 1_000;
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(&config(directory.path())).unwrap();
+    let url = format!("http://{}", server.listening().etcd[0]);
+    let newest = AtomicI64::new(1);
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            client(async {
+                let mut kv = KvClient::connect(url.clone()).await.unwrap();
+                while !ends.load(Ordering::Relaxed) {
+                    let done = kv.put(pair("a", "1")).await.unwrap().into_inner();
+                    let revision = done.header.unwrap().revision;
+                    newest.store(revision, Ordering::Release);
+                }
+            });
+        });
+        client(async {
+            let channel = channel(&server).await;
+            let (requests, mut responses) = watch(&channel).await;
+            for id in 1..=WATCHES as i64 {
+                let next = newest.load(Ordering::Acquire) + 1;
+                let request = WatchCreateRequest {
+                    key: "a".into(),
+                    watch_id: id,
+                    start_revision: next,
+                    ..WatchCreateRequest::default()
+                };
+                requests.send(create(request)).await.unwrap();
+                let first = loop {
+                    let response = responses.message().await.unwrap().unwrap();
+                    if response.watch_id == id && !response.events.is_empty() {
+                        break response.events[0].kv.as_ref().unwrap().mod_revision;
+                    }
+                };
+                // The others have no part in what comes.
+                let cancel = WatchRequest {
+                    request_union: Some(RequestUnion::CancelRequest(WatchCancelRequest { watch_id: id })),
+                };
+                requests.send(cancel).await.unwrap();
+                if first != next {
+                    ends.store(true, Ordering::Relaxed);
+                }
+                assert_eq!(first, next, "watch {id}");
+            }
+            ends.store(true, Ordering::Relaxed);
+        });
+    });
     server.stop().unwrap();
 }

@@ -356,9 +356,10 @@ impl Watcher {
             options = options.without_old_nodes();
         }
         let newest = self.door.view()?.revision();
-        // What begins later begins with the next change, and leaves out what comes before its revision.
-        if (1..=newest).contains(&start) {
-            options = options.from_revision(start);
+        // What begins later reads from the next change on, and leaves out what comes before its revision. That change may have been
+        // committed by now, so it has to be named.
+        if start > 0 {
+            options = options.from_revision(start.min(newest + 1));
         }
         let added = self.set.add(id as u64, options);
         let created = |revision| WatchResponse {

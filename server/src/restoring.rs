@@ -3,6 +3,7 @@
 use duramen::{Map, Result, Snapshot, Store, Transaction};
 
 use crate::command::{Kept, MAPS, TOKENS};
+use crate::etcd::IMPORTS;
 
 /// As [`duramen::restore`], for a store that a server has served too. A server that has the store open refuses all requests from then
 /// on: start it again. Tokens stay as they are now: a token that was revoked since the checkpoint stays revoked.
@@ -10,7 +11,8 @@ use crate::command::{Kept, MAPS, TOKENS};
 /// # Errors
 /// As [`duramen::restore`].
 pub fn restore(store: &Store, checkpoint: &str) -> Result<u64> {
-    duramen::restore_with(store, checkpoint, &MAPS, |restored, tx| {
+    let maps = [&MAPS[..], &[IMPORTS]].concat();
+    duramen::restore_with(store, checkpoint, &maps, |restored, tx| {
         keep_tokens(store, restored, tx)?;
         Kept::keep_numbers(store, restored, tx)
     })

@@ -38,13 +38,13 @@ use crate::command::{Applier, Kept, Sessions};
 use crate::config::Config;
 use crate::connection::{Accepted, register_all};
 use crate::error::is_of_a_restore;
-use crate::etcd::{EtcdConfig, EtcdDoor, compact_by_itself, is_a_part, renew_leases};
+use crate::etcd::{EtcdConfig, EtcdDoor, compact_by_itself, forget_import, is_a_part, renew_leases};
 use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
 use crate::metrics::{self, Sources};
 use crate::pages::Pages;
 use crate::pipeline::{Limits, Pipeline};
 use crate::room::Room;
-use crate::security::{Certificates, Guard, LimitLayer, Renewal, TlsError, Usages};
+use crate::security::{Certificates, Guard, LimitLayer, OPEN_MESSAGE_BYTES_MAX, Renewal, TlsError, Usages};
 use crate::services::{
     AdminService, Backups, MapsService, TopicsService, TransactionsService, TreesService, WatchService, Watchers, tend,
 };
@@ -54,9 +54,6 @@ use crate::state::{Inner, State};
 
 /// The largest request and response, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 20 << 20;
-/// The largest request of a service that callers may use who are not known: each of [`CALLS_MAX`] calls may hold that much. The
-/// requests have names and a token.
-pub(crate) const OPEN_MESSAGE_BYTES_MAX: usize = 16 << 10;
 /// Memory that a connection may fill before the server reads on: it is per connection, and hyper keeps it.
 ///
 /// `h2` ends a connection whose unread small frames take more than half of it, each of which it counts as 256 bytes. Keep-alives and
@@ -216,6 +213,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         if is_a_part(&state.store, &state.trees, &tree).map_err(in_store)? {
             return Err(ServeError::PartOfEtcd { tree });
         }
+        forget_import(&state.store, &tree).map_err(in_store)?;
         let prepared = accepting.block_on(async {
             create_tree(&state, tree.clone()).await?;
             // A full store is served, so that its clients can delete.

@@ -21,7 +21,7 @@ use duramen_proto::etcd::server::request_op::Request as Operation;
 use duramen_proto::etcd::server::watch_client::WatchClient;
 use duramen_proto::etcd::server::watch_request::RequestUnion;
 use duramen_proto::etcd::server::*;
-use duramen_server::{Config, EtcdRetention, NewToken, Running, create_token, start};
+use duramen_server::{Config, EtcdImport, EtcdRetention, NewToken, Running, create_token, start};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tonic::transport::Channel;
@@ -518,7 +518,7 @@ fn a_client_keeps_all_its_leases_alive_at_once_and_begins_all_its_watches_at_onc
 }
 
 #[test]
-fn many_watches_of_one_stream_see_a_large_transaction_in_a_moment() {
+fn many_watches_of_one_stream_see_a_large_transaction() {
     const MANY: usize = 2_000;
     const PUTS: usize = 100;
     let directory = tempfile::tempdir().unwrap();
@@ -695,4 +695,21 @@ fn a_watch_of_the_next_revision_misses_nothing_that_is_committed_meanwhile() {
         });
     });
     server.stop().unwrap();
+}
+
+#[test]
+fn what_an_import_has_left_is_not_served_until_its_tree_is_deleted() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = duramen::Store::open(directory.path().join("store")).unwrap();
+    let trees = duramen::tree::Trees::open(&store).unwrap();
+    assert!(EtcdImport::begin(&store, &trees, "etcd").unwrap().is_some());
+    let refused = start(&config(directory.path())).err().unwrap().to_string();
+    assert!(refused.contains("an import has not finished"), "{refused}");
+    assert!(trees.delete("etcd").unwrap());
+    drop(trees);
+    store.close().unwrap();
+    // The second start finds the tree that the first one has made.
+    for _ in 0..2 {
+        start(&config(directory.path())).unwrap().stop().unwrap();
+    }
 }

@@ -27,10 +27,8 @@ pub(crate) use sessions::{HeldLeases, LeftLeases, Sessions};
 pub(crate) use token::TOKENS;
 pub(crate) use trees::{to_kind, to_lease, to_node, to_pattern, tree_not_found};
 
-use crate::etcd::IMPORTS;
-
-/// The reserved maps of servers, and of imports from etcd.
-pub(crate) const MAPS: [&str; 5] = [apply::IDEMPOTENCY, sessions::NAME, TOKENS, kept::CHANGES, IMPORTS];
+/// The reserved maps of servers.
+pub(crate) const MAPS: [&str; 4] = [apply::IDEMPOTENCY, sessions::NAME, TOKENS, kept::CHANGES];
 
 /// The version of entries that this server writes. It refuses all others.
 pub const ENTRY_VERSION: u32 = 1;

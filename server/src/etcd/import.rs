@@ -83,17 +83,18 @@ impl EtcdImport {
     }
 }
 
-/// Whether a tree is what an import has left that did not finish. The mark of a tree that was deleted since then is removed.
+/// Whether a tree is what an import has left that did not finish.
 pub(crate) fn is_a_part(store: &Store, trees: &Trees, tree: &str) -> Result<bool> {
     let Some(marks) = store.existing_reserved_map(IMPORTS)? else {
         return Ok(false);
     };
-    if marks.get(tree)?.is_none() {
-        return Ok(false);
+    Ok(marks.contains_key(tree)? && trees.get(tree)?.is_some())
+}
+
+/// Removes the mark of a tree that was deleted since its import began, before there is another tree of the name.
+pub(crate) fn forget_import(store: &Store, tree: &str) -> Result<()> {
+    match store.existing_reserved_map(IMPORTS)? {
+        Some(marks) if marks.contains_key(tree)? => marks.delete(tree).map(drop),
+        _ => Ok(()),
     }
-    if trees.get(tree)?.is_some() {
-        return Ok(true);
-    }
-    marks.delete(tree)?;
-    Ok(false)
 }

@@ -52,8 +52,7 @@ use tonic::{Request, Status};
 
 use crate::command::{EtcdError, of_etcd};
 use crate::error::failed;
-use crate::security::{Access, Credentials, Resource};
-use crate::serve::OPEN_MESSAGE_BYTES_MAX;
+use crate::security::{Access, Credentials, OPEN_MESSAGE_BYTES_MAX, Resource};
 use crate::state::{State, unexpected};
 
 use self::transport::AsEtcd;
@@ -61,7 +60,7 @@ use self::transport::AsEtcd;
 pub use compaction::EtcdRetention;
 pub(crate) use compaction::compact_by_itself;
 pub use import::EtcdImport;
-pub(crate) use import::{IMPORTS, is_a_part};
+pub(crate) use import::{IMPORTS, forget_import, is_a_part};
 pub(crate) use lease::renew_leases;
 pub use snapshot::{EtcdLease, EtcdSnapshot, EtcdSnapshotError};
 

@@ -35,6 +35,9 @@ const KEPT_MAX: usize = 1_024;
 /// Services that every caller may use: health, what the server speaks, and that which makes callers known.
 const OPEN: [&str; 3] = ["/grpc.health.v1.Health/", "/grpc.reflection.", "/etcdserverpb.Auth/"];
 
+/// The largest request of these services: each call of a connection may hold that much. The requests have names and a token.
+pub(crate) const OPEN_MESSAGE_BYTES_MAX: usize = 16 << 10;
+
 fn is_open(path: &str) -> bool {
     OPEN.iter().any(|open| path.starts_with(open))
 }

@@ -269,3 +269,80 @@ fn delete_range(writes: &mut TreeWrites<'_>, request: &DeleteRangeRequest) -> Re
         prev_kvs,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use duramen::tree::{Lease, Node, Nodes, Page};
+
+    use super::super::range::Bounds;
+    use super::*;
+
+    /// Every key has a value of 64 MiB, of zeros that take no memory before they are read.
+    struct Large;
+
+    const BYTES: usize = 64 << 20;
+
+    impl Keys for Large {
+        fn newest(&self) -> u64 {
+            1
+        }
+
+        fn first(&self) -> Result<u64> {
+            Ok(1)
+        }
+
+        fn lease(&self, _: u64) -> Result<Lease> {
+            unreachable!("no put")
+        }
+
+        fn node(&self, _: Option<u64>, _: &[u8]) -> Result<Option<Node>> {
+            Ok(Some(Node {
+                create_revision: 1,
+                revision: 1,
+                version: 1,
+                lease: 0,
+                payload: vec![0; BYTES],
+            }))
+        }
+
+        fn page(&self, _: Option<u64>, _: &Bounds, _: usize) -> Result<Page<Nodes>> {
+            unreachable!("single keys")
+        }
+
+        fn count(&self, _: Option<u64>, _: &Bounds) -> Result<Page<u64>> {
+            unreachable!("single keys")
+        }
+    }
+
+    fn read(ranges: usize) -> TxnRequest {
+        let range = RangeRequest {
+            key: "k".into(),
+            ..RangeRequest::default()
+        };
+        let operation = RequestOp {
+            request: Some(Request::RequestRange(range)),
+        };
+        TxnRequest {
+            success: vec![operation; ranges],
+            ..TxnRequest::default()
+        }
+    }
+
+    #[test]
+    fn all_that_a_transaction_reads_has_a_bound_together() {
+        let fit = RESPONSE_BYTES_MAX / (BYTES + 1);
+        assert!(read_transaction(&Large, &read(fit)).is_ok());
+        let nested = TxnRequest {
+            success: vec![RequestOp {
+                request: Some(Request::RequestTxn(read(fit))),
+            }],
+            ..TxnRequest::default()
+        };
+        assert!(read_transaction(&Large, &nested).is_ok());
+        let refused = read_transaction(&Large, &read(fit + 1)).unwrap_err();
+        assert!(refused.to_string().contains("read in parts"), "{refused}");
+        let mut nested = nested;
+        nested.success.extend(read(1).success);
+        assert!(read_transaction(&Large, &nested).is_err());
+    }
+}

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use clap::Args;
 use duramen_backup::{Backup as Place, BackupError, Compression, Export as Exported, ExportOptions, Policy, Progress};
+use duramen_client::Export as Figures;
 use serde_json::{Value, json};
 
 use crate::commands::token::validity;
@@ -219,27 +220,7 @@ impl Export {
         drop(meter);
         let exported =
             exported.ok_or_else(|| Failure::new(Exit::TryAgain, "the server ended before the export did"))?;
-        if output.is_json {
-            output.json(&json!({
-                "number": exported.number,
-                "commit": exported.commit,
-                "created_ms": exported.created_ms,
-                "pairs": exported.pairs,
-                "bytes": exported.bytes,
-                "packs": exported.packs,
-                "after": exported.parent,
-                "metadata": exported.metadata,
-            }))?;
-        } else {
-            say(format_args!(
-                "export {} shows commit {}: {}, {} in {}",
-                exported.number,
-                exported.commit,
-                after(exported.parent),
-                bytes(exported.bytes),
-                counted(exported.packs, "pack"),
-            ));
-        }
+        tell(&exported, output)?;
         Ok(Exit::Done)
     }
 }
@@ -252,18 +233,7 @@ fn export(place: &Place, store: &duramen::Store, options: &ExportOptions, output
         meter.update(now.records, 0);
     })?;
     drop(meter);
-    if output.is_json {
-        output.json(&shown(&exported))?;
-    } else {
-        say(format_args!(
-            "export {} shows commit {}: {}, {} in {}",
-            exported.number,
-            exported.commit,
-            of_what(&exported),
-            bytes(exported.bytes()),
-            counted(exported.packs.len() as u64, "pack"),
-        ));
-    }
+    tell(&figures(&exported), output)?;
     Ok(exported)
 }
 
@@ -300,7 +270,7 @@ impl Import {
         let imported = place.import(number, &self.target, &mut |now| meter.update(now.records, now.pairs))?;
         drop(meter);
         if output.is_json {
-            output.json(&shown(&imported))?;
+            output.json(&shown(&figures(&imported)))?;
         } else {
             say(format_args!(
                 "{} has export {}: commit {}, {} pairs",
@@ -335,7 +305,7 @@ impl Verify {
         })?;
         drop(meter);
         if output.is_json {
-            output.json(&shown(&verified))?;
+            output.json(&shown(&figures(&verified)))?;
         } else {
             say(format_args!(
                 "export {} is good: {} pairs, {} read",
@@ -361,7 +331,7 @@ impl Exports {
         let mut rows = Vec::new();
         for export in self.place.existing()?.list()? {
             if output.is_json {
-                output.json(&shown(&export))?;
+                output.json(&shown(&figures(&export)))?;
                 continue;
             }
             let made = UNIX_EPOCH + Duration::from_millis(export.created_ms);
@@ -373,7 +343,7 @@ impl Exports {
                 grouped(age.as_secs()),
                 grouped(export.pairs),
                 bytes(export.bytes()),
-                of_what(&export),
+                of_what(&figures(&export)),
                 export.metadata.escape_debug(),
             ));
         }
@@ -484,23 +454,52 @@ impl Backup {
     }
 }
 
-fn of_what(export: &Exported) -> String {
-    after(export.parent.as_ref().map(|parent| parent.number))
+fn of_what(export: &Figures) -> String {
+    match export.parent {
+        None => "full".into(),
+        Some(parent) => format!("after {parent}"),
+    }
 }
 
-fn after(parent: Option<u64>) -> String {
-    parent.map_or_else(|| "full".into(), |parent| format!("after {parent}"))
+/// Tells what was exported, near or far.
+fn tell(export: &Figures, output: &mut Output) -> Outcome<()> {
+    if output.is_json {
+        return output.json(&shown(export));
+    }
+    say(format_args!(
+        "export {} shows commit {}: {}, {} in {}",
+        export.number,
+        export.commit,
+        of_what(export),
+        bytes(export.bytes),
+        counted(export.packs, "pack"),
+    ));
+    Ok(())
 }
 
-fn shown(export: &Exported) -> Value {
+/// The figures of an export as a server sends them.
+fn figures(export: &Exported) -> Figures {
+    Figures {
+        number: export.number,
+        commit: export.commit,
+        pairs: export.pairs,
+        bytes: export.bytes(),
+        packs: export.packs.len() as u64,
+        parent: export.parent.as_ref().map(|parent| parent.number),
+        created_ms: export.created_ms,
+        metadata: export.metadata.clone(),
+    }
+}
+
+fn shown(export: &Figures) -> Value {
     json!({
         "number": export.number,
         "commit": export.commit,
         "created_ms": export.created_ms,
         "pairs": export.pairs,
-        "bytes": export.bytes(),
-        "packs": export.packs.len(),
-        "after": export.parent.as_ref().map(|parent| parent.number),
+        "bytes": export.bytes,
+        "packs": export.packs,
+        "after": export.parent,
         "metadata": export.metadata,
     })
 }

@@ -139,7 +139,12 @@ impl<'s> Checkpoints<'s> {
         };
         let name = format!("{}{export} {}", self.prefix, &kept.id[..8]);
         let metadata = serde_json::to_vec(&kept).expect("it is plain data");
-        Ok((self.store.checkpoints().create(&name, metadata)?, kept))
+        let checkpoints = self.store.checkpoints();
+        checkpoints.create(&name, metadata)?;
+        // With the number of its pairs, which is known when it is folded.
+        let made = checkpoints.get(&name)?;
+        let gone = || duramen::Reason::UnknownCheckpoint { name: name.clone() };
+        Ok((made.ok_or_else(|| duramen::Error::from(gone()))?, kept))
     }
 
     /// Drops those that no later export goes on from.
@@ -258,7 +263,7 @@ impl Backup {
                 number: base.export.number,
                 id: base.export.id.clone(),
             }),
-            pairs: checkpoint.pairs,
+            pairs: checkpoint.pairs.unwrap_or_default(),
             digest: sent.digest.to_text(),
             next_map: store.checkpoints().next_map(),
             packs: sent.packs,
@@ -314,7 +319,9 @@ impl Backup {
         let (bodies, waiting) = mpsc::channel::<Body>(WAITING);
         let (store, from, name) = (store.clone(), from.map(str::to_string), to.name.clone());
         let reader = tokio::task::spawn_blocking(move || read(&store, from.as_deref(), &name, digest, bodies));
-        let sent = self.send_bodies(waiting, to.pairs, compression, progress).await;
+        let sent = self
+            .send_bodies(waiting, to.pairs.unwrap_or_default(), compression, progress)
+            .await;
         // It ends when no one waits for bodies. After that the store can be closed.
         let digest = reader.await.expect("reading does not panic");
         Ok(Sent {

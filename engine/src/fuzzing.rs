@@ -194,6 +194,7 @@ fn decode_body(body: &[u8]) {
             },
             OperationKind::DeleteRange => {}
             OperationKind::Run | OperationKind::Restore => drop(crate::log::decode_root(operation.value)),
+            OperationKind::Checkpoint => drop(crate::log::NewCheckpoint::decode(operation.full_key, operation.value)),
         }
     }
     assert_eq!(end, body.len());

@@ -59,10 +59,13 @@ fn checkpoints_are_made_listed_described_and_dropped() {
                 .into_inner();
             let made = made.checkpoint.unwrap();
             assert_eq!((&made.name[..], &made.metadata[..]), (name, &b"note"[..]));
-            assert!(made.commit > 0 && made.created_ms > 0 && made.pairs > 0);
+            assert!(made.commit > 0 && made.created_ms > 0);
             assert_eq!(made.bytes_alone, None);
             let found = admin.get_checkpoint(get(name)).await.unwrap().into_inner();
-            assert_eq!(found.checkpoint.unwrap(), made);
+            let mut found = found.checkpoint.unwrap();
+            // Pairs are counted when the log is folded.
+            assert!(made.pairs.is_none() && found.pairs.take() > Some(0));
+            assert_eq!(found, made);
             numbers.push(made.number);
         }
         assert!(numbers.is_sorted_by(|a, b| a < b));

@@ -13,7 +13,7 @@
 //! the next fold begins, and a snapshot that is taken from now on does not see them. So a fold never meets a full disk,
 //! and because deletions may use the reserve, a full store can always be emptied.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use duramen_io::File;
@@ -307,7 +307,7 @@ impl Space {
     pub(crate) fn promise(&self, costs: FoldCosts, uses_reserve: bool, pages: &Pages) -> Result<()> {
         self.head().promises.add(costs);
         let reserve = if uses_reserve { Room::default() } else { Room::RESERVE };
-        let reserve = reserve.and(self.kept_to_drop());
+        let reserve = reserve.and(self.kept_for_registers());
         let result = self.have(self.promised().and(reserve), pages);
         if result.is_err() {
             self.settle(costs);
@@ -341,30 +341,47 @@ impl Space {
         self.head().promises.fold_in_one();
     }
 
-    /// Room that even deletions leave: what they replace may belong to checkpoints, which must then be dropped.
-    fn kept_to_drop(&self) -> Room {
-        match self.head().register_pages.load(Ordering::Relaxed) {
+    /// Room that even deletions leave: what they replace may belong to checkpoints, which must then be dropped. And a fold must have
+    /// room to keep the pending one.
+    fn kept_for_registers(&self) -> Room {
+        let room = |pages: &AtomicU64| match pages.load(Ordering::Relaxed) {
             0 => Room::default(),
             pages => Want::Piece(pages as u32).room(),
-        }
+        };
+        room(&self.head().register_pages).and(room(&self.head().next_register_pages))
     }
 
     /// A checkpoint is about to be made: from now on what folds replace does not come free, so they are not done step by step, and
-    /// room for the register is left.
+    /// room for the register is left. The caller shuts other writers out, and there is no pending checkpoint. Returns what
+    /// [`Space::gives_up_root`] needs to know.
     ///
     /// # Errors
     /// [`Reason::Full`]: there is no room for folding so what was promised to commits. Nothing has changed then.
-    pub(crate) fn begin_to_keep_roots(&self, register_pages: u32, pages: &Pages) -> Result<()> {
+    pub(crate) fn begin_to_keep_root(&self, register_pages: u32, pages: &Pages) -> Result<bool> {
+        let was_in_one = self.has_root_to_keep(register_pages);
+        let room = self.have(self.promised().and(self.kept_for_registers()), pages);
+        room.inspect_err(|_| self.gives_up_root(was_in_one))
+            .map(|()| was_in_one)
+    }
+
+    /// There is a pending checkpoint, which will be in a register of so many pages. Returns whether folds were done in one before.
+    pub(crate) fn has_root_to_keep(&self, register_pages: u32) -> bool {
         let head = self.head();
-        let before = head.register_pages.swap(register_pages.into(), Ordering::Relaxed);
-        let was_in_one = head.promises.fold_in_one();
-        let room = self.have(self.promised().and(self.kept_to_drop()), pages);
-        room.inspect_err(|_| {
-            head.register_pages.store(before, Ordering::Relaxed);
-            if !was_in_one {
-                head.promises.fold_in_steps();
-            }
-        })
+        head.next_register_pages.store(register_pages.into(), Ordering::Relaxed);
+        head.promises.fold_in_one()
+    }
+
+    /// The checkpoint is not made.
+    pub(crate) fn gives_up_root(&self, was_in_one: bool) {
+        self.keeps_root();
+        if !was_in_one {
+            self.head().promises.fold_in_steps();
+        }
+    }
+
+    /// There is no pending checkpoint any more.
+    pub(crate) fn keeps_root(&self) {
+        self.head().next_register_pages.store(0, Ordering::Relaxed);
     }
 
     /// The register of checkpoints has so many pages; 0: there are none. Folds stay as they are then until the store is opened again.

@@ -1,12 +1,14 @@
 //! Checkpoints: states of the whole store that are kept until they are dropped.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::api::snapshot::Snapshot;
 use crate::api::store::Store;
 use crate::api::transaction::{Transaction, TransactionOptions};
 use crate::btree::differing_keys;
-use crate::datafile::register::Kept;
+use crate::commit::checkpoint::NewlyMade;
+use crate::datafile::register::{Kept, Register};
 use crate::error::{Reason, Result};
 use crate::key::full_key::{FullKey, split};
 use crate::limits::PAGE_BYTES;
@@ -29,12 +31,13 @@ pub struct Checkpoint {
     pub name: String,
     /// What the program has stored with it, such as the offset of a source.
     pub metadata: Vec<u8>,
-    /// The newest commit that it shows.
+    /// The newest commit that it shows: the commit that made it, which changes nothing else.
     pub commit: u64,
     /// When it was made.
     pub created: SystemTime,
-    /// Pairs in the store then: those of maps, and what topics and trees consist of.
-    pub pairs: u64,
+    /// Pairs in the store then: those of maps, and what topics and trees consist of. `None` in what a call returns that has just made it: they
+    /// are counted when the log is folded.
+    pub pairs: Option<u64>,
 }
 
 impl From<&Kept> for Checkpoint {
@@ -45,8 +48,19 @@ impl From<&Kept> for Checkpoint {
             metadata: kept.metadata.clone(),
             commit: kept.commit,
             created: SystemTime::UNIX_EPOCH + Duration::from_micros(kept.time),
-            pairs: kept.root.pairs,
+            pairs: Some(kept.root.pairs),
         }
+    }
+}
+
+fn newly_made(made: NewlyMade, name: &str, metadata: &[u8]) -> Checkpoint {
+    Checkpoint {
+        number: made.id,
+        name: name.into(),
+        metadata: metadata.to_vec(),
+        commit: made.commit,
+        created: SystemTime::UNIX_EPOCH + Duration::from_micros(made.time),
+        pairs: None,
     }
 }
 
@@ -97,19 +111,41 @@ impl Checkpoints<'_> {
         self.store
     }
 
+    /// The register, with the newest checkpoint.
+    fn register(&self) -> Result<Arc<Register>> {
+        let core = self.store.core();
+        core.keep_pending_checkpoint()?;
+        core.register_now()
+    }
+
     /// Keeps the present state under a name of at most 255 bytes. It has every commit that was visible when the call began. When
-    /// the call returns, the checkpoint survives power loss, and so do all these commits. The call folds what is in the log;
-    /// commits go on meanwhile.
+    /// the call returns, the checkpoint survives power loss, and so do all these commits.
+    ///
+    /// The call commits, and waits for one flush. Writers are shut out until the commit is made, as by an exclusive transaction. Folds reach
+    /// the checkpoint in the background. A call that needs it sooner folds first: opening, listing, comparing and dropping
+    /// checkpoints, and making the next one. Processes that have the store open for reading only see it then.
     ///
     /// `metadata` is of the program, 4 KiB at most.
     ///
     /// # Errors
-    /// [`crate::Reason::CheckpointExists`], [`crate::Reason::InvalidArgument`], and those of a fold. After
-    /// [`crate::Reason::Full`] the checkpoint may have been made: [`Checkpoints::get`] tells.
+    /// [`crate::Reason::CheckpointExists`], [`crate::Reason::InvalidArgument`], those of [`Store::begin`] and of a commit, and those of a
+    /// fold if the checkpoint before is not folded yet.
     pub fn create(&self, name: &str, metadata: impl AsRef<[u8]>) -> Result<Checkpoint> {
         let core = self.store.core();
         core.refuse_beside("checkpoints().create", || name.to_string())?;
-        Ok(Checkpoint::from(&core.create_checkpoint(name, metadata.as_ref())?))
+        let metadata = metadata.as_ref();
+        core.check_new_checkpoint(name, metadata)?;
+        loop {
+            core.keep_pending_checkpoint()?;
+            let alone = self.store.begin(TransactionOptions::new().exclusive())?;
+            let made = core.commit_checkpoint(name, metadata, alone.token())?;
+            drop(alone);
+            // Another one may have been made in between.
+            if let Some(made) = made {
+                core.wait_durable(made.commit)?;
+                return Ok(newly_made(made, name, metadata));
+            }
+        }
     }
 
     /// Runs a transaction with all other writers shut out, commits it, and keeps the state that shows this commit and none after it:
@@ -137,23 +173,33 @@ impl Checkpoints<'_> {
     ) -> Result<(T, Checkpoint)> {
         let core = self.store.core();
         core.refuse_beside("checkpoints().create_with", || name.to_string())?;
-        if core.present_register()?.named(name).is_some() {
+        let metadata = metadata.as_ref();
+        core.check_new_checkpoint(name, metadata)?;
+        core.keep_pending_checkpoint()?;
+        if core.register_now()?.named(name).is_some() {
             return Err(Reason::CheckpointExists { name: name.into() }.into());
         }
         let mut tx = self.store.begin(TransactionOptions::new().exclusive())?;
         let done = work(&mut tx)?;
-        let exclusive = tx.commit_and_stay()?;
-        let kept = core.create_checkpoint(name, metadata.as_ref())?;
-        drop(exclusive);
-        Ok((done, Checkpoint::from(&kept)))
+        let alone = tx.commit_and_stay()?;
+        let made = loop {
+            // Another one may have been made before the transaction began.
+            core.keep_pending_checkpoint()?;
+            if let Some(made) = core.commit_checkpoint(name, metadata, alone.token())? {
+                break made;
+            }
+        };
+        drop(alone);
+        core.wait_durable(made.commit)?;
+        Ok((done, newly_made(made, name, metadata)))
     }
 
     /// All checkpoints, in the order in which they were made.
     ///
     /// # Errors
-    /// Those of a snapshot.
+    /// Those of a snapshot, and those of a fold if the newest one is not folded yet.
     pub fn list(&self) -> Result<Vec<Checkpoint>> {
-        let register = self.store.core().present_register()?;
+        let register = self.register()?;
         Ok(register.present().map(Checkpoint::from).collect())
     }
 
@@ -162,7 +208,7 @@ impl Checkpoints<'_> {
     /// # Errors
     /// As [`Checkpoints::list`].
     pub fn get(&self, name: &str) -> Result<Option<Checkpoint>> {
-        let register = self.store.core().present_register()?;
+        let register = self.register()?;
         Ok(register.named(name).map(Checkpoint::from))
     }
 
@@ -170,7 +216,7 @@ impl Checkpoints<'_> {
     /// meanwhile takes nothing from the snapshot; its space comes free when both are gone.
     ///
     /// # Errors
-    /// [`crate::Reason::UnknownCheckpoint`], and those of a snapshot.
+    /// [`crate::Reason::UnknownCheckpoint`], those of a snapshot, and those of a fold if the newest one is not folded yet.
     pub fn open(&self, name: &str) -> Result<Snapshot> {
         Snapshot::of_checkpoint(self.store, name)
     }
@@ -257,43 +303,110 @@ impl Checkpoints<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
-    use std::time::Duration;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use duramen_io::SimDisk;
 
     use crate::{Maintenance, Options};
 
+    fn store() -> crate::Store {
+        let options = Options::new().maintenance(Maintenance::Manual);
+        options.open_on(SimDisk::new(1).platform()).expect("a store")
+    }
+
     #[test]
     fn no_commit_comes_between_a_transaction_and_its_checkpoint() {
-        let options = Options::new().maintenance(Maintenance::Manual);
-        let store = options.open_on(SimDisk::new(1).platform()).expect("a store");
+        let store = store();
         let map = store.map("map").expect("a map");
-        let (held, is_held) = channel();
-        let (written, is_written) = channel();
+        let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let core = store.core();
+            let counting = map.clone();
+            let is_over = &is_over;
             scope.spawn(move || {
-                let folds = core.hold_maintenance().expect("it is free");
-                held.send(()).expect("a test waits");
-                // While this lasts the checkpoint waits. Another writer has the time to come in, if it is not shut out.
-                let _ = is_written.recv_timeout(Duration::from_millis(200));
-                drop(folds);
+                while !is_over.load(Ordering::Relaxed) {
+                    counting.add("commits", 1).expect("a commit");
+                }
             });
-            is_held.recv().expect("a thread has it");
-            let late = map.clone();
-            let kept = store.checkpoints().create_with("one", "", |tx| {
-                scope.spawn(move || {
-                    late.put("late", "value").expect("a put");
-                    let _ = written.send(());
+            let committed = || map.get("commits").expect("a get").map(|value| value.to_vec());
+            for round in 0..100 {
+                let before = committed();
+                while committed() == before {
+                    std::thread::yield_now();
+                }
+                let made = store.checkpoints().create_with(&round.to_string(), "", |tx| {
+                    let commits = tx.get(&map, "commits")?.map_or_else(Vec::new, |value| value.to_vec());
+                    tx.put(&map, "seen", commits)
                 });
-                tx.put(&map, "key", "value")
-            });
-            kept.expect("room");
+                made.expect("room");
+            }
+            is_over.store(true, Ordering::Relaxed);
         });
-        let one = store.checkpoints().open("one").expect("it was made");
-        assert!(one.get(&map, "key").expect("a get").is_some());
-        assert!(one.get(&map, "late").expect("a get").is_none());
-        assert!(map.get("late").expect("a get").is_some());
+        for round in 0..100 {
+            let kept = store.checkpoints().open(&round.to_string()).expect("it was made");
+            let get = |key| {
+                kept.get(&map, key)
+                    .expect("a get")
+                    .map_or_else(Vec::new, |value| value.to_vec())
+            };
+            assert_eq!(get("seen"), get("commits"), "round {round}");
+        }
+    }
+
+    #[test]
+    fn making_a_checkpoint_does_not_wait_for_folds() {
+        let store = store();
+        let map = store.map("map").expect("a map");
+        let put = |value: &str| map.put("key", value).expect("a put");
+        put("first");
+        let folding = store.core().hold_maintenance().expect("no thread has it");
+        let made = store.checkpoints().create("one", "metadata").expect("room");
+        assert_eq!(made.pairs, None);
+        put("second");
+        drop(folding);
+        put("third");
+        let list = store.checkpoints().list().expect("a list");
+        let [kept] = &list[..] else { panic!("{list:?}") };
+        let pairs = kept.pairs;
+        assert!(pairs.is_some_and(|pairs| pairs >= 1), "{pairs:?}");
+        assert_eq!(*kept, crate::Checkpoint { pairs, ..made });
+        let one = store.checkpoints().open("one").expect("it is there");
+        assert_eq!(one.get(&map, "key").expect("a get").as_deref(), Some(&b"first"[..]));
+        assert_eq!(map.get("key").expect("a get").as_deref(), Some(&b"third"[..]));
+    }
+
+    #[test]
+    fn one_round_of_maintenance_keeps_the_checkpoint_and_folds_what_came_after() {
+        let store = store();
+        let map = store.map("map").expect("a map");
+        map.put("key", "first").expect("a put");
+        store.checkpoints().create("one", "").expect("room");
+        map.put("key", "second").expect("a put");
+        let core = store.core();
+        assert!(core.has_pending_checkpoint());
+        store.maintain().expect("a fold");
+        assert!(!core.has_pending_checkpoint());
+        let version = core.region.version();
+        assert_eq!(version.base_commit, core.control().visible.0.load(Ordering::Relaxed));
+        let one = store.checkpoints().open("one").expect("it is there");
+        assert_eq!(one.get(&map, "key").expect("a get").as_deref(), Some(&b"first"[..]));
+    }
+
+    /// The next checkpoint needs the one before in the register.
+    #[test]
+    fn checkpoints_one_right_after_the_other_are_all_kept() {
+        let store = store();
+        let map = store.map("map").expect("a map");
+        for number in 0..50u32 {
+            map.put("key", number.to_be_bytes()).expect("a put");
+            let made = store.checkpoints().create(&number.to_string(), "").expect("room");
+            assert_eq!(made.number, u64::from(number) + 1);
+            let again = store.checkpoints().create(&number.to_string(), "");
+            assert!(again.is_err(), "the name is taken");
+        }
+        for number in 0..50u32 {
+            let kept = store.checkpoints().open(&number.to_string()).expect("it was made");
+            let value = kept.get(&map, "key").expect("a get");
+            assert_eq!(value.as_deref(), Some(&number.to_be_bytes()[..]));
+        }
     }
 }

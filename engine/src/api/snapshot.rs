@@ -54,6 +54,7 @@ impl Pinned {
     /// Pins a checkpoint.
     fn of_checkpoint(store: &Store, name: &str) -> Result<Pinned> {
         store.core().present()?;
+        store.core().keep_pending_checkpoint()?;
         // SAFETY: as in `new`.
         let (pin, view) = unsafe { store.core().pin_checkpoint(name) }?;
         // SAFETY: as in `new`.

@@ -50,7 +50,8 @@ pub(crate) fn fold_loop(core: &Core) {
                 return Ok(());
             };
             // A process that died may have folded and not made it durable.
-            let busy = core.region.version().generations.len() > 1 || core.is_base_ahead();
+            let busy =
+                core.region.version().generations.len() > 1 || core.is_base_ahead() || core.has_pending_checkpoint();
             if busy {
                 // The fold needs no new log file, and frees one.
                 unless_full(core.keep_growing_spare())?;

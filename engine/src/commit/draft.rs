@@ -48,6 +48,8 @@ pub(crate) struct Draft {
     pub(crate) runs: u64,
     /// Whether it restores a checkpoint.
     pub(crate) restores: bool,
+    /// Whether it makes a checkpoint: its record must be the first one of its generation.
+    pub(crate) makes_checkpoint: bool,
     /// What folding the draft takes beyond what its operations and bytes say; see [`fold_costs`].
     pub(crate) costs: FoldCosts,
 }
@@ -57,7 +59,7 @@ pub(crate) struct Planned {
     /// Position of the operation in the body.
     pub(crate) position: u32,
     pub(crate) hash: u64,
-    /// The kind of a range delete or run.
+    /// The kind of what is not about one key.
     pub(crate) note: Option<OperationKind>,
     /// Whether the commit conflicts with changes of the key since its transaction began.
     pub(crate) is_checked: bool,
@@ -163,6 +165,7 @@ impl Draft {
             adds_anything: false,
             runs: 0,
             restores: false,
+            makes_checkpoint: false,
             costs: FoldCosts::default(),
         }
     }
@@ -184,6 +187,7 @@ impl Draft {
         self.adds_anything = false;
         self.runs = 0;
         self.restores = false;
+        self.makes_checkpoint = false;
         self.costs = FoldCosts::default();
     }
 
@@ -226,7 +230,7 @@ impl Draft {
         self.planned.len() - 1
     }
 
-    /// Adds a range delete or run; these come before all single operations.
+    /// Adds what is not about one key; these come before all single operations.
     pub(crate) fn push_note(&mut self, kind: OperationKind, low: &[u8], value: &[u8]) {
         let position = self.body.push(kind, low, value) as u32;
         self.planned.push(Planned {
@@ -237,7 +241,8 @@ impl Draft {
         let is_restore = kind == OperationKind::Restore;
         let is_tree = is_restore || kind == OperationKind::Run;
         self.restores |= is_restore;
-        self.adds_anything |= is_tree;
+        self.makes_checkpoint |= kind == OperationKind::Checkpoint;
+        self.adds_anything |= is_tree || self.makes_checkpoint;
         self.runs += u64::from(is_tree);
     }
 

@@ -19,6 +19,7 @@
 //!    by the next sync; compare arXiv 2606.18187).
 
 pub(crate) mod background;
+pub(crate) mod checkpoint;
 pub(crate) mod conflict;
 pub(crate) mod draft;
 pub(crate) mod sequence_state;
@@ -199,8 +200,8 @@ impl Core {
     fn promise(&self, costs: FoldCosts, draft: &Draft) -> Result<()> {
         let adds_anything = draft.adds_anything;
         let promise = || {
-            // A restore brings no data but numbers, and may be the cure.
-            if adds_anything && !draft.restores {
+            // A restore brings no data but numbers, and may be the cure. A checkpoint brings none.
+            if adds_anything && !draft.restores && !draft.makes_checkpoint {
                 self.stay_within_quota(costs)?;
             }
             self.space.promise(costs, !adds_anything, &self.pages)
@@ -507,7 +508,8 @@ impl Core {
             || index.runs().count() as u64 + draft.runs <= RUNS_PER_GENERATION_MAX
             || entry.tail.load(Ordering::Relaxed) == first_record(self.unit);
         let fits = end + reserve <= entry.capacity.load(Ordering::Relaxed);
-        if fits && runs_fit && index.has_room(draft.planned.len()) {
+        let is_in_place = !draft.makes_checkpoint || entry.tail.load(Ordering::Relaxed) == first_record(self.unit);
+        if fits && is_in_place && runs_fit && index.has_room(draft.planned.len()) {
             match self.fill_ahead(active, end, end + reserve) {
                 // The next log file may have blocks already.
                 Err(error)
@@ -878,6 +880,10 @@ impl Core {
             match draft.finger(planned.near).copied() {
                 _ if matches!(planned.note, Some(OperationKind::Run | OperationKind::Restore)) => {
                     index.add_run(commit, position);
+                }
+                // It changes no pair. A fold finds it here.
+                _ if planned.note == Some(OperationKind::Checkpoint) => {
+                    self.control().pending_checkpoint.0.begins(commit, slot, position);
                 }
                 _ if planned.note.is_some() => index.add_range_delete(commit, position),
                 None => index.insert(log, draft.full_key(operation), planned.hash, commit, position),

@@ -150,8 +150,10 @@ impl Core {
             let position = body_start + position as u32;
             costs.operations += 1;
             costs += fold_costs(operation.kind, operation.value);
-            if operation.kind == OperationKind::Restore {
-                self.region.begin_another_life();
+            match operation.kind {
+                OperationKind::Restore => self.region.begin_another_life(),
+                OperationKind::Checkpoint => self.control().pending_checkpoint.0.begins(commit, slot, position),
+                _ => {}
             }
             // Each process that died in an insert may have left memory that nothing refers to.
             if !generation.index.has_room(1) {

@@ -214,8 +214,8 @@ impl Core {
         Ok((pin, view))
     }
 
-    /// The register of the present.
-    pub(crate) fn present_register(&self) -> Result<Arc<Register>> {
+    /// The register of what folds have reached.
+    pub(crate) fn register_now(&self) -> Result<Arc<Register>> {
         self.present()?;
         let (pin, version, _) = self.region.pin(slot_hint(), &self.control().visible.0)?;
         let register = self.register(version.register);

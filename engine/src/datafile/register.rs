@@ -107,6 +107,15 @@ impl Register {
         self.get(id).map_or(0, |kept| kept.version)
     }
 
+    /// The register with one more checkpoint, from which the base comes then.
+    pub(crate) fn with(&self, kept: Kept) -> Register {
+        let mut more = self.clone();
+        more.next_id = kept.id + 1;
+        more.origin = kept.id;
+        more.all.push(kept);
+        more
+    }
+
     /// Takes a checkpoint out: what came from it comes from its parent now.
     pub(crate) fn without(&self, id: u64) -> Register {
         let mut rest = self.clone();

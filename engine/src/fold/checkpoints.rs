@@ -1,9 +1,13 @@
 //! Checkpoints: roots of the base that are kept (see decision 28).
 //!
-//! The simple version: making one folds everything, writes a register that names the durable root, and a meta page that refers
-//! to the register. Dropping one retires the pages that no other kept root, and not the base, leads to.
+//! The simple version: making one is a commit, the first one of its generation. The fold of the generations before ends there, and
+//! its tree is what the checkpoint shows. Then a register is written that names the root, and a meta page that refers to the
+//! register. Dropping one retires the pages that no other kept root, and not the base, leads to.
 //!
-//! Why it is right: each tree is written and published under the maintenance lock, and a checkpoint is made under it too. So
+//! Until a fold comes there, the checkpoint is *pending*. There is at most one: who makes another, or asks for any of them, folds
+//! first.
+//!
+//! Why it is right: each tree is written and published under the maintenance lock, and a checkpoint is entered under it too. So
 //! every page of the base that is not younger than the checkpoint which it comes from belongs to that one as well, and no page
 //! that is younger does. A fold retires only the latter (`page_sink`). The register and the bitmap of used pages become valid
 //! with one meta page: after a crash there is the checkpoint with all its pages, or neither.
@@ -20,77 +24,85 @@ use crate::error::{Error, Reason, Result};
 use crate::fold::NewTree;
 use crate::fold::newest::newest_restore;
 use crate::fold::page_sink::FileSink;
-use crate::limits::{CHECKPOINT_METADATA_BYTES_MAX, CHECKPOINT_NAME_BYTES_MAX, CHECKPOINTS_MAX, PAGE_BYTES};
+use crate::limits::PAGE_BYTES;
+use crate::log::NewCheckpoint;
 use crate::planted::kill_point;
 use crate::region::Version;
 
 impl Core {
-    /// Keeps the present state under a name.
-    pub(crate) fn create_checkpoint(&self, name: &str, metadata: &[u8]) -> Result<Kept> {
-        check_name(name)?;
-        if metadata.len() > CHECKPOINT_METADATA_BYTES_MAX {
-            let cause = format!(
-                "the metadata of a checkpoint has at most {CHECKPOINT_METADATA_BYTES_MAX} bytes, and not {}; store it in a map, which \
-                 the checkpoint has too",
-                metadata.len()
-            );
-            return Err(Reason::InvalidArgument(cause).into());
+    /// Whether a checkpoint was made that no fold has reached yet.
+    pub(crate) fn has_pending_checkpoint(&self) -> bool {
+        self.control().pending_checkpoint.0.commit().is_some()
+    }
+
+    /// Folds up to a pending checkpoint, if there is one. A store that is read only does not know it before others have done that.
+    pub(crate) fn keep_pending_checkpoint(&self) -> Result<()> {
+        if !self.has_pending_checkpoint() || self.settings.read_only {
+            return Ok(());
         }
         self.writable()?;
         let _user = self.enter()?;
         let mut state = self.hold_maintenance()?;
-        let register = self.register(self.region.version().register)?;
-        if register.named(name).is_some() {
-            return Err(Reason::CheckpointExists { name: name.into() }.into());
-        }
-        if register.all.len() >= CHECKPOINTS_MAX {
-            let cause = format!("a store has at most {CHECKPOINTS_MAX} checkpoints; drop some first");
-            return Err(Reason::InvalidArgument(cause).into());
-        }
-        // Relaxed: what the caller has committed is visible to it.
-        let visible = self.control().visible.0.load(Ordering::Relaxed);
-        self.maintain_holding(&mut state)?;
-        // What is folded is durable now, and nothing else is folded while the lock is held.
-        let durable = state.durable;
-        if durable.base_commit < visible || self.is_begun() {
-            let cause = "not all of the log could be folded; drop old snapshots and transactions, and try again".into();
-            let what = "a checkpoint";
-            return Err(Reason::NoRoom { what, cause }.into());
-        }
-        // Again: what was folded may have restored a checkpoint, from which the base comes then.
-        let register = self.register(self.region.version().register)?;
-        let kept = Kept {
-            id: register.next_id,
-            parent: register.origin,
-            version: durable.version,
-            commit: durable.base_commit,
-            time: self.platform.clock.wall().as_micros() as u64,
-            root: durable.root,
-            name: name.into(),
-            metadata: metadata.to_vec(),
-        };
-        let mut next = Register::clone(&register);
-        next.next_id += 1;
-        next.origin = kept.id;
-        next.all.push(kept.clone());
-        let pages = (next.encode().len() / PAGE_BYTES) as u32;
-        self.space.begin_to_keep_roots(pages, &self.pages)?;
-        self.change_register(&mut state, &next, Claim::Beyond, Vec::new())?;
-        Ok(kept)
+        self.keep_pending_holding(&mut state)
     }
 
-    /// Puts the store back to the checkpoint of a name that shows commit `shown`. `commit` makes the commit that says so, and returns
+    fn keep_pending_holding(&self, state: &mut MaintenanceState) -> Result<()> {
+        let pending = &self.control().pending_checkpoint.0;
+        let Some(commit) = pending.commit() else {
+            return Ok(());
+        };
+        self.maintain_frozen(state)?;
+        if pending.commit() != Some(commit) {
+            return Ok(());
+        }
+        let cause = "not all of the log could be folded; drop old snapshots and transactions, and try again".into();
+        let what = "a checkpoint";
+        Err(Reason::NoRoom { what, cause }.into())
+    }
+
+    /// Enters the pending checkpoint in the register, if the base is what it shows. Returns whether it did.
+    pub(crate) fn keep_what_is_reached(&self, state: &mut MaintenanceState) -> Result<bool> {
+        let pending = &self.control().pending_checkpoint.0;
+        let version = self.region.version();
+        let commit = version.base_commit + 1;
+        if pending.commit() != Some(commit) || version.is_begun() {
+            return Ok(false);
+        }
+        // A power cut must not take the commit back, and leave a checkpoint that says it shows another one of this number.
+        self.wait_durable(commit)?;
+        self.make_durable(state)?;
+        let (slot, position) = pending.place();
+        // SAFETY: the base has not come to this generation, which so stays while the caller has the maintenance lock.
+        let generation = unsafe { self.generation_view(slot) }?;
+        let new = generation.new_checkpoint(position)?;
+        let register = self.register(version.register)?;
+        // A process may have died that had entered it.
+        if new.id >= register.next_id {
+            let kept = Kept {
+                version: state.durable.version,
+                commit,
+                root: state.durable.root,
+                ..kept_of(&register, &new)
+            };
+            self.change_register(state, &register.with(kept), Claim::Promised, Vec::new())?;
+        }
+        kill_point();
+        pending.ends();
+        self.space.keeps_root();
+        Ok(true)
+    }
+
+    /// Puts the store back to the checkpoint of a name. `commit` makes the commit that says so, and returns
     /// its number. After that nothing can fail any more: what could not be folded now is folded later.
-    pub(crate) fn restore(&self, name: &str, shown: u64, commit: impl FnOnce(&Kept) -> Result<u64>) -> Result<u64> {
+    pub(crate) fn restore(&self, name: &str, commit: impl FnOnce(&Kept) -> Result<u64>) -> Result<u64> {
         let _user = self.enter()?;
         let mut state = self.hold_maintenance()?;
         // Makes room for the commit, and ends a fold in steps.
         self.maintain_holding(&mut state)?;
         let register = self.register(self.region.version().register)?;
-        // Another process may have dropped it since, and given its name to another one.
+        // Another process may have dropped it since. None can have given its name to another one: the caller has an exclusive transaction.
         let kept = register
             .named(name)
-            .filter(|kept| kept.commit == shown)
             .ok_or_else(|| Reason::UnknownCheckpoint { name: name.into() })?;
         let commit = commit(kept)?;
         self.wait_durable(commit)?;
@@ -110,6 +122,7 @@ impl Core {
         self.writable()?;
         let _user = self.enter()?;
         let mut state = self.hold_maintenance()?;
+        self.keep_pending_holding(&mut state)?;
         self.finish_begun(&mut state)?;
         self.fold_restores(&mut state)?;
         self.drop_holding(&mut state, which)
@@ -143,6 +156,7 @@ impl Core {
 
     /// Pages that only a checkpoint holds.
     pub(crate) fn pages_of_checkpoint_alone(&self, name: &str) -> Result<Option<u64>> {
+        self.keep_pending_checkpoint()?;
         let _user = self.enter()?;
         let _state = self.hold_maintenance()?;
         let register = self.register(self.region.version().register)?;
@@ -312,6 +326,25 @@ impl Core {
     }
 }
 
+/// A new checkpoint as it will be in the register, but for its tree.
+fn kept_of(register: &Register, new: &NewCheckpoint<'_>) -> Kept {
+    Kept {
+        id: new.id,
+        parent: register.origin,
+        version: 0,
+        commit: 0,
+        time: new.time,
+        root: Root::default(),
+        name: new.name.into(),
+        metadata: new.metadata.to_vec(),
+    }
+}
+
+/// Pages of the register with a new checkpoint.
+pub(crate) fn pages_with(register: &Register, new: &NewCheckpoint<'_>) -> u32 {
+    (register.with(kept_of(register, new)).encode().len() / PAGE_BYTES) as u32
+}
+
 /// What a walk came to, to be retired.
 fn retired_by(visit: &Visit) -> Retired {
     let pages = visit.pages();
@@ -322,17 +355,6 @@ fn retired_by(visit: &Visit) -> Retired {
         death: u64::MAX,
         is_logged: matches!(visit, Visit::Extent(_)),
     }
-}
-
-fn check_name(name: &str) -> Result<()> {
-    if (1..=CHECKPOINT_NAME_BYTES_MAX).contains(&name.len()) {
-        return Ok(());
-    }
-    let cause = format!(
-        "a checkpoint has a name of 1 to {CHECKPOINT_NAME_BYTES_MAX} bytes, and not {}",
-        name.len()
-    );
-    Err(Reason::InvalidArgument(cause).into())
 }
 
 #[cfg(test)]

@@ -176,8 +176,8 @@ impl Core {
         let done = self
             .free_what_is_counted_on(state)
             .and_then(|()| self.finish_begun(state))
-            .and_then(|()| self.fold(state))
-            .and_then(|_| self.reclaim_too_early(state))
+            .and_then(|()| self.fold_and_keep(state))
+            .and_then(|()| self.reclaim_too_early(state))
             .and_then(|()| self.make_durable(state))
             .and_then(|()| self.reclaim(state));
         self.pace.ends(self.platform.clock.monotonic());
@@ -189,6 +189,17 @@ impl Core {
         }
         self.report_progress();
         done
+    }
+
+    /// Folds the frozen generations, and keeps the pending checkpoint on the way.
+    fn fold_and_keep(&self, state: &mut MaintenanceState) -> Result<()> {
+        self.keep_what_is_reached(state)?;
+        self.fold(state)?;
+        if self.keep_what_is_reached(state)? {
+            self.free_what_is_counted_on(state)?;
+            self.fold(state)?;
+        }
+        Ok(())
     }
 
     /// A fold relies on the pages that the one before it replaced, and that may have failed halfway; and a snapshot may
@@ -248,7 +259,8 @@ impl Core {
         Ok(is_empty || self.can_rotate() && rotate()?)
     }
 
-    /// Folds all frozen generations, or those that a fold has begun with. Returns whether there were any.
+    /// Folds all frozen generations, or those that a fold has begun with, or those before a pending checkpoint. Returns whether there
+    /// were any.
     pub(crate) fn fold(&self, state: &mut MaintenanceState) -> Result<bool> {
         let version = self.region.version();
         let (_, frozen) = version
@@ -261,6 +273,10 @@ impl Core {
             begun if version.is_begun() => &frozen[..begun],
             _ => frozen,
         };
+        // What begins with a pending checkpoint is not in it.
+        let pending = self.control().pending_checkpoint.0.commit().unwrap_or(u64::MAX);
+        let is_before = |&slot: &u16| self.entry(slot).first_commit.load(Ordering::Relaxed) < pending;
+        let frozen = &frozen[..frozen.iter().take_while(|slot| is_before(slot)).count()];
         let (Some(&oldest), Some(&newest)) = (frozen.first(), frozen.last()) else {
             return Ok(false);
         };

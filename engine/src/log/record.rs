@@ -24,7 +24,7 @@
 use crate::btree::{EXTENT_BYTES, Extent, Root, Stored};
 use crate::checksum::{StoreSeeds, checksum_with};
 use crate::error::{Error, Result};
-use crate::limits::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
+use crate::limits::{CHECKPOINT_METADATA_BYTES_MAX, CHECKPOINT_NAME_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 pub(crate) const RECORD_HEADER_BYTES: usize = 56;
 const OPERATION_HEADER_BYTES: usize = 12;
@@ -32,8 +32,10 @@ const OPERATION_HEADER_BYTES: usize = 12;
 const MAY_BE_TORN: u8 = 1;
 /// Bytes of the root that a run, or a restore, holds as its value.
 const RUN_BYTES: usize = 20;
-/// Bytes of the full key of a restore.
-const RESTORE_KEY_BYTES: usize = 12;
+/// Bytes of the full key of an operation about a checkpoint.
+const CHECKPOINT_KEY_BYTES: usize = 12;
+/// Bytes of the value of a checkpoint before its name: the time, and the length of the name.
+const CHECKPOINT_HEAD_BYTES: usize = 10;
 
 /// Bytes that a record with a body of this length takes in the log.
 pub(crate) fn record_bytes(body: usize) -> u64 {
@@ -118,14 +120,17 @@ pub(crate) enum OperationKind {
     Run = 5,
     /// Puts the tree of a checkpoint in the place of everything before; the key ends with its id, the value is the encoded root.
     Restore = 6,
+    /// Keeps the state before it as a checkpoint, see [`NewCheckpoint`]. It is alone in the first record of its generation, so that a fold
+    /// of all generations before leads to just that state.
+    Checkpoint = 7,
 }
 
 impl OperationKind {
-    /// Whether it changes more than one key.
+    /// Whether it is not about one key.
     pub(crate) fn is_note(self) -> bool {
         matches!(
             self,
-            OperationKind::DeleteRange | OperationKind::Run | OperationKind::Restore
+            OperationKind::DeleteRange | OperationKind::Run | OperationKind::Restore | OperationKind::Checkpoint
         )
     }
 }
@@ -153,6 +158,7 @@ impl<'a> Operation<'a> {
             4 => OperationKind::DeleteRange,
             5 => OperationKind::Run,
             6 => OperationKind::Restore,
+            7 => OperationKind::Checkpoint,
             other => {
                 return Err(Error::damaged(format!(
                     "the log holds an operation of unknown kind {other}"
@@ -172,9 +178,10 @@ impl<'a> Operation<'a> {
             OperationKind::Run | OperationKind::Restore if value.len() != RUN_BYTES => {
                 return Err(Error::damaged("the log holds a run of the wrong length"));
             }
-            OperationKind::Restore if full_key.len() != RESTORE_KEY_BYTES => {
+            OperationKind::Restore if full_key.len() != CHECKPOINT_KEY_BYTES => {
                 return Err(Error::damaged("the log holds a restore of no checkpoint"));
             }
+            OperationKind::Checkpoint => drop(NewCheckpoint::decode(full_key, value)?),
             _ => {}
         }
         let operation = Operation {
@@ -194,7 +201,7 @@ impl<'a> Operation<'a> {
                 Stored::Extent(Extent::decode(self.value.try_into().expect("checked on decode")))
             }
             OperationKind::Delete => Stored::Deleted,
-            OperationKind::DeleteRange | OperationKind::Run | OperationKind::Restore => {
+            OperationKind::DeleteRange | OperationKind::Run | OperationKind::Restore | OperationKind::Checkpoint => {
                 panic!("{:?} is not a change of one key", self.kind)
             }
         }
@@ -331,16 +338,59 @@ pub(crate) fn encode_root(root: Root) -> [u8; 20] {
     out
 }
 
-/// The full key of the restore of a checkpoint. No pair has it.
-pub(crate) fn restore_key(checkpoint: u64) -> [u8; RESTORE_KEY_BYTES] {
-    let mut key = [0; RESTORE_KEY_BYTES];
+/// The full key of an operation about a checkpoint. No pair has it.
+pub(crate) fn checkpoint_key(checkpoint: u64) -> [u8; CHECKPOINT_KEY_BYTES] {
+    let mut key = [0; CHECKPOINT_KEY_BYTES];
     key[4..].copy_from_slice(&checkpoint.to_be_bytes());
     key
 }
 
-/// The checkpoint of the full key of a restore.
-pub(crate) fn restored_checkpoint(full_key: &[u8]) -> u64 {
+/// The checkpoint of the full key of an operation about one.
+pub(crate) fn checkpoint_of_key(full_key: &[u8]) -> u64 {
     u64::from_be_bytes(full_key[4..].try_into().expect("checked on decode"))
+}
+
+/// A checkpoint as the log says that it was made.
+///
+/// ```text
+/// value   time u64, microseconds since 1970 | name length u16 | name | metadata
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NewCheckpoint<'a> {
+    pub(crate) id: u64,
+    pub(crate) time: u64,
+    pub(crate) name: &'a str,
+    pub(crate) metadata: &'a [u8],
+}
+
+impl<'a> NewCheckpoint<'a> {
+    /// The value of its operation.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut value = self.time.to_le_bytes().to_vec();
+        value.extend((self.name.len() as u16).to_le_bytes());
+        value.extend(self.name.as_bytes());
+        value.extend(self.metadata);
+        value
+    }
+
+    pub(crate) fn decode(full_key: &[u8], value: &'a [u8]) -> Result<NewCheckpoint<'a>> {
+        let damaged = || Error::damaged("the log holds a checkpoint that cannot be read");
+        if full_key.len() != CHECKPOINT_KEY_BYTES {
+            return Err(damaged());
+        }
+        let (head, texts) = value.split_at_checked(CHECKPOINT_HEAD_BYTES).ok_or_else(damaged)?;
+        let name_length = u16::from_le_bytes([head[8], head[9]]) as usize;
+        let (name, metadata) = texts.split_at_checked(name_length).ok_or_else(damaged)?;
+        if name.is_empty() || name.len() > CHECKPOINT_NAME_BYTES_MAX || metadata.len() > CHECKPOINT_METADATA_BYTES_MAX {
+            return Err(damaged());
+        }
+        Ok(NewCheckpoint {
+            id: checkpoint_of_key(full_key),
+            time: u64::from_le_bytes(head[..8].try_into().expect("eight bytes")),
+            name: std::str::from_utf8(name).map_err(|_| damaged())?,
+            metadata,
+        })
+    }
 }
 
 pub(crate) fn decode_root(bytes: &[u8]) -> Root {

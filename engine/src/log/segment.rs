@@ -333,7 +333,9 @@ impl<'p> LogView<'p> {
         let operation = unsafe { self.operation(position) }?;
         match operation.kind {
             OperationKind::Put | OperationKind::PutExtent | OperationKind::Delete => Ok(operation.stored()),
-            OperationKind::DeleteRange | OperationKind::Run | OperationKind::Restore => Err(changed(position)),
+            OperationKind::DeleteRange | OperationKind::Run | OperationKind::Restore | OperationKind::Checkpoint => {
+                Err(changed(position))
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use crate::datafile::pages::MappedPages;
 use crate::error::Result;
 use crate::index::{Finger, Index, Keys, Version};
 use crate::key::full_key::FullRange;
-use crate::log::{LogView, Operation, OperationKind, changed, decode_root, restored_checkpoint};
+use crate::log::{LogView, NewCheckpoint, Operation, OperationKind, changed, checkpoint_of_key, decode_root};
 use crate::read::deleted::Deleted;
 use crate::read::value::{Entry, Source, Value};
 
@@ -100,7 +100,7 @@ impl<'p> GenerationView<'p> {
             let operation = self.operation(note.position)?;
             let checkpoint = match operation.kind {
                 OperationKind::Run => None,
-                OperationKind::Restore => Some(restored_checkpoint(operation.full_key)),
+                OperationKind::Restore => Some(checkpoint_of_key(operation.full_key)),
                 _ => return Err(changed(note.position)),
             };
             Ok(Run {
@@ -123,12 +123,26 @@ impl<'p> GenerationView<'p> {
     }
 }
 
+impl<'p> GenerationView<'p> {
+    /// The checkpoint that the operation at `position` makes. It is one of this generation.
+    pub(crate) fn new_checkpoint(self, position: u32) -> Result<NewCheckpoint<'p>> {
+        match self.operation(position)? {
+            operation if operation.kind == OperationKind::Checkpoint => {
+                NewCheckpoint::decode(operation.full_key, operation.value)
+            }
+            _ => Err(changed(position)),
+        }
+    }
+}
+
 impl GenerationView<'_> {
     /// Enters an operation into the index that is in the log at `position`. Conditions as for [`Index::insert`].
     pub(crate) fn enter(self, operation: Operation<'_>, hash_seed: u64, commit: u64, position: u32) {
         match operation.kind {
             OperationKind::DeleteRange => self.index.add_range_delete(commit, position),
             OperationKind::Run | OperationKind::Restore => self.index.add_run(commit, position),
+            // It changes no pair.
+            OperationKind::Checkpoint => {}
             OperationKind::Put | OperationKind::PutExtent | OperationKind::Delete => {
                 let hash = key_hash(hash_seed, operation.full_key);
                 self.index.insert(self.log, operation.full_key, hash, commit, position);

@@ -192,7 +192,11 @@ impl Core {
             }
             OperationKind::Run => decode_root(operation.value),
             // The pages of a restore are those of a checkpoint.
-            OperationKind::Put | OperationKind::Delete | OperationKind::DeleteRange | OperationKind::Restore => {
+            OperationKind::Put
+            | OperationKind::Delete
+            | OperationKind::DeleteRange
+            | OperationKind::Restore
+            | OperationKind::Checkpoint => {
                 return Ok(());
             }
         };

@@ -28,6 +28,8 @@
 //! | a record claims a durable meta page that is newer than the newest intact one | `Damaged` |
 //! | a record refers to a value or run whose pages are not what was written | `Damaged` |
 //! | the same, but they were not synced before the record, and nothing claims that it was synced | the log ends before it |
+//! | a record makes a checkpoint that the register does not have | the next fold ends there and keeps it |
+//! | the same, but it is not the first record of its file | `Damaged` |
 
 pub(crate) mod burial;
 
@@ -48,6 +50,7 @@ use crate::datafile::meta::{DATA_FILE, META_PAGES, Meta, MetaPages, SavedBitmap}
 use crate::datafile::pages::Pages;
 use crate::datafile::register::SavedRegister;
 use crate::error::{Error, Kind, Reason, Result, unless_full};
+use crate::fold::checkpoints::pages_with;
 use crate::index::Index;
 use crate::key::full_key::{CATALOG, FIRST_USER_MAP, FullRange, GUARDED, split};
 use crate::limits::{
@@ -578,6 +581,8 @@ struct Recovery<'a> {
     meta_pages: MetaPages,
     /// The newest version that anything in use was born in: versions go on from there.
     newest_version: Cell<u64>,
+    /// The newest commit that makes a checkpoint: its number, its generation, and the position of its operation there.
+    checkpoint: Option<(u64, u16, u32)>,
 }
 
 impl<'a> Recovery<'a> {
@@ -601,6 +606,7 @@ impl<'a> Recovery<'a> {
             meta_was_durable: false,
             meta_pages,
             newest_version: Cell::new(meta.version),
+            checkpoint: None,
         };
         for slot in files.iter().filter_map(|name| slot_of(name)) {
             core.region.use_generation(slot)?;
@@ -820,6 +826,12 @@ impl<'a> Recovery<'a> {
                     | OperationKind::Delete
                     | OperationKind::DeleteRange
                     | OperationKind::Restore => None,
+                    OperationKind::Checkpoint => {
+                        self.checkpoint = Some((header.commit, found.slot, position));
+                        let inside = "the log makes a checkpoint inside of a file, where no fold would end";
+                        let is_first = header.commit == found.header.first_commit;
+                        core.pass_over(if is_first { Ok(()) } else { Err(Error::damaged(inside)) })?
+                    }
                 };
                 if !operation.kind.is_note() {
                     self.note_map(operation.full_key, operation.value);
@@ -936,6 +948,23 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
+    /// A fold may not have kept the newest checkpoint that the log makes.
+    fn learn_checkpoint(&self) -> Result<()> {
+        let core = self.core;
+        let Some((commit, slot, position)) = self.checkpoint else {
+            return Ok(());
+        };
+        let register = core.register(self.meta.register)?;
+        // SAFETY: the store is not open yet: the generation stays.
+        let generation = unsafe { core.generation_view(slot) }?;
+        let new = generation.new_checkpoint(position)?;
+        if new.id >= register.next_id {
+            core.control().pending_checkpoint.0.begins(commit, slot, position);
+            core.space.has_root_to_keep(pages_with(&register, &new));
+        }
+        Ok(())
+    }
+
     /// Publishes what was found and, for writers, begins a new generation in a new epoch.
     fn begin(self) -> Result<()> {
         let core = self.core;
@@ -975,6 +1004,7 @@ impl<'a> Recovery<'a> {
             generations: self.accepted.iter().copied().collect(),
             register: self.meta.register,
         });
+        core.pass_over(self.learn_checkpoint())?;
         core.pass_over(core.learn_origin())?;
         if !core.settings.read_only {
             let began = core.rotate(0, 0)?;

@@ -105,6 +105,8 @@ pub(crate) struct Control {
     pub(super) versions: [[AtomicU64; VERSION_WORDS]; 2],
     /// State of the commit path, written under the commit lock only.
     pub(crate) tail: Line<Tail>,
+    /// The checkpoint that a fold must keep when it comes there.
+    pub(crate) pending_checkpoint: Line<PendingCheckpoint>,
     /// Held by the thread that extends the region, hands out its memory or takes it back. Each change of what it guards
     /// is a single store that leaves a consistent state.
     pub(crate) growth_lock: Line<WordLock>,
@@ -216,6 +218,44 @@ pub(crate) struct Tail {
     pub(crate) writing_costs: SharedCosts,
 }
 
+/// A checkpoint that a commit makes, and that no fold has reached yet.
+#[repr(C)]
+pub(crate) struct PendingCheckpoint {
+    /// The commit; zero: there is none.
+    commit: AtomicU64,
+    /// Its generation, and the position of its operation there.
+    slot: AtomicU32,
+    position: AtomicU32,
+}
+
+impl PendingCheckpoint {
+    /// Notes one. Under the commit lock; there is none.
+    pub(crate) fn begins(&self, commit: u64, slot: u16, position: u32) {
+        self.slot.store(slot.into(), Ordering::Relaxed);
+        self.position.store(position, Ordering::Relaxed);
+        // Release: with this number the others count.
+        self.commit.store(commit, Ordering::Release);
+    }
+
+    /// A fold has kept it. Under the maintenance lock.
+    pub(crate) fn ends(&self) {
+        self.commit.store(0, Ordering::Release);
+    }
+
+    /// The commit that makes it.
+    pub(crate) fn commit(&self) -> Option<u64> {
+        Some(self.commit.load(Ordering::Acquire)).filter(|&commit| commit != 0)
+    }
+
+    /// The slot of its generation, and the position of its operation there.
+    pub(crate) fn place(&self) -> (u16, u32) {
+        (
+            self.slot.load(Ordering::Relaxed) as u16,
+            self.position.load(Ordering::Relaxed),
+        )
+    }
+}
+
 /// What a log file is used for.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -284,6 +324,8 @@ pub(crate) struct SpaceHead {
     pub(crate) preloaded: AtomicU64,
     /// Pages of the register of checkpoints; 0: there are none.
     pub(crate) register_pages: AtomicU64,
+    /// Pages of the register that a pending checkpoint will be in; 0: there is none.
+    pub(crate) next_register_pages: AtomicU64,
     pub(crate) promises: Promises,
 }
 

@@ -639,8 +639,9 @@ type Checkpoint struct {
 	Commit uint64 `protobuf:"varint,4,opt,name=commit,proto3" json:"commit,omitempty"`
 	// When it was made, in milliseconds since 1970.
 	CreatedMs uint64 `protobuf:"varint,5,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
-	// Pairs in the store then: those of maps, and what topics and trees consist of.
-	Pairs uint64 `protobuf:"varint,6,opt,name=pairs,proto3" json:"pairs,omitempty"`
+	// Pairs in the store then: those of maps, and what topics and trees consist of. Missing in the answer to the call that made it: they
+	// are counted when the log is folded.
+	Pairs *uint64 `protobuf:"varint,6,opt,name=pairs,proto3,oneof" json:"pairs,omitempty"`
 	// Bytes of the data file that only this checkpoint holds: what dropping it sets free. Missing: the request did not ask for it.
 	BytesAlone    *uint64 `protobuf:"varint,7,opt,name=bytes_alone,json=bytesAlone,proto3,oneof" json:"bytes_alone,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -713,8 +714,8 @@ func (x *Checkpoint) GetCreatedMs() uint64 {
 }
 
 func (x *Checkpoint) GetPairs() uint64 {
-	if x != nil {
-		return x.Pairs
+	if x != nil && x.Pairs != nil {
+		return *x.Pairs
 	}
 	return 0
 }
@@ -1754,7 +1755,7 @@ const file_duramen_v1_admin_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"B\n" +
 	"\fCopyResponse\x12\x1c\n" +
 	"\tdirectory\x18\x01 \x01(\tR\tdirectory\x12\x14\n" +
-	"\x05pairs\x18\x02 \x01(\x04R\x05pairs\"\xd7\x01\n" +
+	"\x05pairs\x18\x02 \x01(\x04R\x05pairs\"\xe6\x01\n" +
 	"\n" +
 	"Checkpoint\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x12\n" +
@@ -1762,10 +1763,11 @@ const file_duramen_v1_admin_proto_rawDesc = "" +
 	"\bmetadata\x18\x03 \x01(\fR\bmetadata\x12\x16\n" +
 	"\x06commit\x18\x04 \x01(\x04R\x06commit\x12\x1d\n" +
 	"\n" +
-	"created_ms\x18\x05 \x01(\x04R\tcreatedMs\x12\x14\n" +
-	"\x05pairs\x18\x06 \x01(\x04R\x05pairs\x12$\n" +
-	"\vbytes_alone\x18\a \x01(\x04H\x00R\n" +
-	"bytesAlone\x88\x01\x01B\x0e\n" +
+	"created_ms\x18\x05 \x01(\x04R\tcreatedMs\x12\x19\n" +
+	"\x05pairs\x18\x06 \x01(\x04H\x00R\x05pairs\x88\x01\x01\x12$\n" +
+	"\vbytes_alone\x18\a \x01(\x04H\x01R\n" +
+	"bytesAlone\x88\x01\x01B\b\n" +
+	"\x06_pairsB\x0e\n" +
 	"\f_bytes_alone\"I\n" +
 	"\x17CreateCheckpointRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +

@@ -151,6 +151,7 @@ impl<'a, S: Source<'a>> Collector<'_, 'a, S> {
                     self.collect_run(decode_root(operation.value))?;
                 }
                 OperationKind::Restore => unreachable!("it was refused before"),
+                OperationKind::Checkpoint => {}
                 OperationKind::Put | OperationKind::PutExtent | OperationKind::Delete => {
                     self.collect_single(operation, self.start + position as u32)?
                 }

@@ -997,6 +997,11 @@ impl Transaction {
         Ok(commit)
     }
 
+    /// The right of an exclusive transaction to commit.
+    pub(crate) fn token(&self) -> u32 {
+        self.token
+    }
+
     /// Commits, and goes on to shut other writers out until the transaction is dropped.
     pub(crate) fn commit_and_stay(mut self) -> Result<Transaction> {
         self.append_all()?;

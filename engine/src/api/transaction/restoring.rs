@@ -18,7 +18,7 @@ use crate::core::catalog::map_id;
 use crate::datafile::register::Kept;
 use crate::error::{Error, Reason, Result};
 use crate::key::full_key::{CATALOG, COUNTERS, FullKey, FullRange, split};
-use crate::log::{OperationKind, encode_root, restore_key};
+use crate::log::{OperationKind, checkpoint_key, encode_root};
 use crate::map_name::{is_reserved, user_name};
 use crate::read::write_set::{OwnWrites, Written};
 
@@ -52,7 +52,7 @@ impl Store {
         let restored = Snapshot::of_checkpoint(self, name)?;
         tx.keep_numbers(&restored, layers)?;
         keep(&restored, &mut tx)?;
-        core.restore(name, restored.commit(), |kept| {
+        core.restore(name, |kept| {
             tx.restores = Some(kept.clone());
             let commit = tx.append_all()?;
             // The pins of both hold what the fold will retire.
@@ -139,7 +139,7 @@ impl Transaction {
         if let Some(Kept { id, root, .. }) = self.restores {
             let all = FullRange::from_map(CATALOG);
             draft.push_note(OperationKind::DeleteRange, &all.low, &all.high);
-            draft.push_note(OperationKind::Restore, &restore_key(id), &encode_root(root));
+            draft.push_note(OperationKind::Restore, &checkpoint_key(id), &encode_root(root));
         }
     }
 }

@@ -1146,7 +1146,7 @@ fn a_checkpoint_of_a_transaction_shows_its_commit_and_none_after_it() {
         .expect("room");
     open.map.add("count", 1).expect("an addition");
     let kept = checkpoints.open(&made.name).expect("it was made");
-    // The commit of the transaction, and the one that makes the checkpoint.
+    // The commit of the transaction, and that of the checkpoint.
     assert_eq!((count(&kept, "count"), kept.commit()), (1, seen + 2));
     let taken = checkpoints.create_with("one", "", |_| -> Result<()> { panic!("it is refused before") });
     assert!(matches!(

@@ -15,7 +15,7 @@ use crate::peer::Peer;
 
 pub const WORKLOAD: Workload = Workload {
     name: "kept-states",
-    about: "pairs of 16 and 100 bytes; 100,000 random puts a second, in windows that alternate: with a checkpoint made every 200 ms and \
+    about: "pairs of 16 and 100 bytes; 100,000 random puts a second, in windows that alternate: with a checkpoint made every second and \
         without; then 1,000 checkpoints with 100 puts before each, and reads and puts beside them",
     variants: &[variant("1M", 1_000_000), variant("10M", 10_000_000)],
     needs_persistence: true,
@@ -26,9 +26,9 @@ pub const WORKLOAD: Workload = Workload {
 /// Puts a second, windows of each kind, and seconds of a window at scale 1, and the least.
 const RATE: f64 = 100_000.0;
 const WINDOWS: usize = 5;
-const SECONDS: (f64, f64) = (2.0, 0.05);
+const SECONDS: (f64, f64) = (4.0, 0.05);
 /// Time from one checkpoint to the next in a window.
-const BETWEEN: Duration = Duration::from_millis(200);
+const BETWEEN: Duration = Duration::from_secs(1);
 /// Checkpoints that are kept at scale 1, and puts before each.
 const KEPT: usize = 1_000;
 const PUTS_BEFORE: u64 = 100;

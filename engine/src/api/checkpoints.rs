@@ -136,7 +136,7 @@ impl Checkpoints<'_> {
         let metadata = metadata.as_ref();
         core.check_new_checkpoint(name, metadata)?;
         loop {
-            core.keep_pending_checkpoint()?;
+            core.get_ready_for_checkpoint()?;
             let alone = self.store.begin(TransactionOptions::new().exclusive())?;
             let made = core.commit_checkpoint(name, metadata, alone.token())?;
             drop(alone);
@@ -175,7 +175,7 @@ impl Checkpoints<'_> {
         core.refuse_beside("checkpoints().create_with", || name.to_string())?;
         let metadata = metadata.as_ref();
         core.check_new_checkpoint(name, metadata)?;
-        core.keep_pending_checkpoint()?;
+        core.get_ready_for_checkpoint()?;
         if core.register_now()?.named(name).is_some() {
             return Err(Reason::CheckpointExists { name: name.into() }.into());
         }

@@ -1,11 +1,13 @@
 //! The commit that makes a checkpoint. A fold enters it in the register when it comes there (see `fold::checkpoints`).
 
+use crate::commit::FOLDS_AWAITED;
 use crate::commit::draft::Draft;
 use crate::core::Core;
-use crate::error::{Reason, Result};
+use crate::error::{Reason, Result, unless_full};
 use crate::fold::checkpoints::pages_with;
 use crate::limits::{CHECKPOINT_METADATA_BYTES_MAX, CHECKPOINT_NAME_BYTES_MAX, CHECKPOINTS_MAX};
 use crate::log::{NewCheckpoint, OperationKind, checkpoint_key};
+use crate::region::Patience;
 
 /// A checkpoint that was just made.
 pub(crate) struct NewlyMade {
@@ -32,6 +34,23 @@ impl Core {
             return Err(Reason::InvalidArgument(cause).into());
         }
         self.writable()
+    }
+
+    /// Does, and waits for, what the commit would need with all writers shut out. What is in the way, the commit tells.
+    pub(crate) fn get_ready_for_checkpoint(&self) -> Result<()> {
+        self.keep_pending_checkpoint()?;
+        let mut patience = Patience::default();
+        for _ in 0..FOLDS_AWAITED {
+            let seen = self.progress_seen();
+            if self.can_rotate() {
+                break;
+            }
+            self.wait_for_fold(seen, 0, &mut patience)?;
+        }
+        match self.folds_in_background() {
+            true => self.keep_growing_spare_if_possible().map(drop),
+            false => unless_full(self.keep_spare()).map(drop),
+        }
     }
 
     /// Commits that the present state is kept. The caller has checked name and metadata, has an exclusive transaction, whose token this

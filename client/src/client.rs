@@ -406,7 +406,7 @@ impl Client {
         }
     }
 
-    /// A checkpoint, with the bytes that only it holds.
+    /// A checkpoint, with the bytes that only it holds, and those that it shares. The server reads the whole tree of the checkpoint.
     ///
     /// # Errors
     /// `NotFound`.
@@ -414,6 +414,7 @@ impl Client {
         let request = GetCheckpointRequest {
             name: name.into(),
             with_bytes_alone: true,
+            with_bytes_shared: true,
         };
         let found = self.read(request, send!(admin.get_checkpoint)).await?;
         found.checkpoint.ok_or_else(Error::bad_response)

@@ -528,9 +528,13 @@ fn space_of_a_checkpoint_is_what_has_changed_since_and_comes_back() {
     let first = checkpoints.create("first", "").expect("room");
     assert_eq!(first.number, 1);
     assert_eq!(checkpoints.bytes_alone("first").expect("a walk"), Some(0));
+    let whole = checkpoints.bytes_shared("first").expect("a walk").expect("it is there");
+    assert!((400 << 10..800 << 10).contains(&whole), "{whole}");
     put(0..500, 2);
     let alone = checkpoints.bytes_alone("first").expect("a walk").expect("it is there");
     assert!((100 << 10..200 << 10).contains(&alone), "{alone}");
+    let shared = checkpoints.bytes_shared("first").expect("a walk");
+    assert_eq!(shared, Some(whole - alone));
     let second = checkpoints.create("second", "offset 7").expect("room");
     assert_eq!((second.number, &second.metadata[..]), (2, &b"offset 7"[..]));
     assert_eq!(checkpoints.bytes_alone("second").expect("a walk"), Some(0));
@@ -543,6 +547,7 @@ fn space_of_a_checkpoint_is_what_has_changed_since_and_comes_back() {
     let then = checkpoints.bytes_alone("second").expect("a walk").expect("it is there");
     assert!(then > of_second + (100 << 10), "{of_second} {then}");
     assert_eq!(checkpoints.bytes_alone("first").expect("a walk"), None);
+    assert_eq!(checkpoints.bytes_shared("first").expect("a walk"), None);
     assert_sound(&store, 2);
     // A name can be used again, a number is not.
     assert_eq!(checkpoints.create("first", "").expect("room").number, 3);

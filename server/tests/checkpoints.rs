@@ -30,6 +30,7 @@ fn get(name: &str) -> GetCheckpointRequest {
     GetCheckpointRequest {
         name: name.into(),
         with_bytes_alone: false,
+        with_bytes_shared: false,
     }
 }
 
@@ -86,10 +87,13 @@ fn checkpoints_are_made_listed_described_and_dropped() {
         assert_eq!((names(&last.checkpoints), last.has_more), (vec!["three"], false));
         let with_bytes = GetCheckpointRequest {
             with_bytes_alone: true,
+            with_bytes_shared: true,
             ..get("one")
         };
         let one = admin.get_checkpoint(with_bytes).await.unwrap().into_inner();
-        assert_eq!(one.checkpoint.unwrap(), first.checkpoints[0]);
+        let mut one = one.checkpoint.unwrap();
+        assert!(one.bytes_shared.take().is_some());
+        assert_eq!(one, first.checkpoints[0]);
 
         admin.drop_checkpoint(named("two")).await.unwrap();
         let keep = KeepLastCheckpointsRequest { count: 1 };

@@ -89,7 +89,7 @@ enum Action {
         #[command(flatten)]
         place: PlaceArguments,
     },
-    /// Show a checkpoint
+    /// Show a checkpoint, and the space that it holds alone and shared
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
         #[command(flatten)]
@@ -152,7 +152,9 @@ impl Checkpoint {
                 let found = match patient(&place)? {
                     Place::Directory(store) => {
                         let found = store.checkpoints().get(&name)?;
-                        with_bytes_alone(&store, found.into_iter().collect())?.pop()
+                        let found = with_bytes_alone(&store, found.into_iter().collect())?.pop();
+                        let bytes_shared = store.checkpoints().bytes_shared(&name)?;
+                        found.map(|found| Kept { bytes_shared, ..found })
                     }
                     Place::Server(server) => unless_unknown(&server, server.client.checkpoint(&name))?.map(Kept::from),
                 };
@@ -271,6 +273,7 @@ struct Kept {
     created_ms: u64,
     /// `None`: it is not known.
     bytes_alone: Option<u64>,
+    bytes_shared: Option<u64>,
 }
 
 impl From<duramen::Checkpoint> for Kept {
@@ -283,6 +286,7 @@ impl From<duramen::Checkpoint> for Kept {
             commit: checkpoint.commit,
             created_ms: created.as_millis() as u64,
             bytes_alone: None,
+            bytes_shared: None,
         }
     }
 }
@@ -296,6 +300,7 @@ impl From<duramen_client::Checkpoint> for Kept {
             commit: checkpoint.commit,
             created_ms: checkpoint.created_ms,
             bytes_alone: checkpoint.bytes_alone,
+            bytes_shared: checkpoint.bytes_shared,
         }
     }
 }
@@ -311,6 +316,9 @@ impl Kept {
         });
         if let Some(alone) = self.bytes_alone {
             line["bytes_alone"] = json!(alone);
+        }
+        if let Some(shared) = self.bytes_shared {
+            line["bytes_shared"] = json!(shared);
         }
         line
     }
@@ -331,22 +339,34 @@ fn with_bytes_alone(store: &Store, all: Vec<duramen::Checkpoint>) -> Outcome<Vec
     Ok(kept)
 }
 
+/// The place of the column of shared bytes, which only `show` has.
+const SHARED_COLUMN: usize = 5;
+
 fn show(all: Vec<Kept>, output: &mut Output) -> Outcome<()> {
     if output.is_json {
         return all.iter().try_for_each(|kept| output.json(&kept.to_json()));
     }
+    let has_shared = all.iter().any(|kept| kept.bytes_shared.is_some());
     let row = |kept: Kept| {
-        vec![
+        let mut row = vec![
             kept.number.to_string(),
             kept.name,
             kept.commit.to_string(),
             ago(UNIX_EPOCH + Duration::from_millis(kept.created_ms)),
             kept.bytes_alone.map_or_else(String::new, bytes),
             String::from_utf8_lossy(&kept.metadata).into_owned(),
-        ]
+        ];
+        if has_shared {
+            row.insert(SHARED_COLUMN, kept.bytes_shared.map_or_else(String::new, bytes));
+        }
+        row
     };
     let rows: Vec<_> = all.into_iter().map(row).collect();
-    output.table(&["number", "name", "commit", "made", "alone", "metadata"], &rows)
+    let mut columns = vec!["number", "name", "commit", "made", "alone", "metadata"];
+    if has_shared {
+        columns.insert(SHARED_COLUMN, "shared");
+    }
+    output.table(&columns, &rows)
 }
 
 /// A pair that differs between two checkpoints.

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use crate::api::snapshot::Snapshot;
 use crate::api::store::Store;
 use crate::api::transaction::{Transaction, TransactionOptions};
-use crate::btree::differing_keys;
+use crate::btree::{differing_keys, walk};
 use crate::commit::checkpoint::NewlyMade;
 use crate::datafile::register::{Kept, Register};
 use crate::error::{Reason, Result};
@@ -272,6 +272,25 @@ impl Checkpoints<'_> {
     pub fn bytes_alone(&self, name: &str) -> Result<Option<u64>> {
         let pages = self.store.core().pages_of_checkpoint_alone(name)?;
         Ok(pages.map(|pages| pages * PAGE_BYTES as u64))
+    }
+
+    /// Bytes of the data file that this checkpoint shares with the present, or with another checkpoint. `None`: there is none of this
+    /// name. The call reads the whole tree of the checkpoint; commits and folds go on meanwhile.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::open`], and those of reading.
+    pub fn bytes_shared(&self, name: &str) -> Result<Option<u64>> {
+        let opened = match self.open(name) {
+            Err(error) if matches!(error.reason(), Reason::UnknownCheckpoint { .. }) => return Ok(None),
+            opened => opened?,
+        };
+        let mut pages = 0;
+        walk(self.store.core().source(), opened.pinned().view().root, &mut |visit| {
+            pages += visit.pages().len() as u64;
+            Ok(())
+        })?;
+        let alone = self.bytes_alone(name)?;
+        Ok(alone.map(|alone| (pages * PAGE_BYTES as u64).saturating_sub(alone)))
     }
 
     /// Drops a checkpoint. Returns whether there was one. The space that only it held can be used again when no snapshot of it is

@@ -55,6 +55,10 @@ pub(super) fn get(store: &Store, request: &GetCheckpointRequest) -> duramen::Res
         let alone = store.checkpoints().bytes_alone(&request.name)?;
         checkpoint.bytes_alone = Some(alone.ok_or_else(unknown)?);
     }
+    if request.with_bytes_shared {
+        let shared = store.checkpoints().bytes_shared(&request.name)?;
+        checkpoint.bytes_shared = Some(shared.ok_or_else(unknown)?);
+    }
     Ok(GetCheckpointResponse {
         checkpoint: Some(checkpoint),
     })
@@ -163,5 +167,6 @@ fn described(checkpoint: duramen::Checkpoint) -> Checkpoint {
         created_ms: created.as_millis() as u64,
         pairs: checkpoint.pairs,
         bytes_alone: None,
+        bytes_shared: None,
     }
 }

@@ -643,7 +643,9 @@ type Checkpoint struct {
 	// are counted when the log is folded.
 	Pairs *uint64 `protobuf:"varint,6,opt,name=pairs,proto3,oneof" json:"pairs,omitempty"`
 	// Bytes of the data file that only this checkpoint holds: what dropping it sets free. Missing: the request did not ask for it.
-	BytesAlone    *uint64 `protobuf:"varint,7,opt,name=bytes_alone,json=bytesAlone,proto3,oneof" json:"bytes_alone,omitempty"`
+	BytesAlone *uint64 `protobuf:"varint,7,opt,name=bytes_alone,json=bytesAlone,proto3,oneof" json:"bytes_alone,omitempty"`
+	// Bytes of the data file that it shares with the present, or with another checkpoint. Missing: the request did not ask for it.
+	BytesShared   *uint64 `protobuf:"varint,8,opt,name=bytes_shared,json=bytesShared,proto3,oneof" json:"bytes_shared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -727,6 +729,13 @@ func (x *Checkpoint) GetBytesAlone() uint64 {
 	return 0
 }
 
+func (x *Checkpoint) GetBytesShared() uint64 {
+	if x != nil && x.BytesShared != nil {
+		return *x.BytesShared
+	}
+	return 0
+}
+
 type CreateCheckpointRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name, of 1 to 255 bytes.
@@ -783,7 +792,7 @@ func (x *CreateCheckpointRequest) GetMetadata() []byte {
 
 type CreateCheckpointResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The checkpoint, without `bytes_alone`.
+	// The checkpoint, without `bytes_alone` and `bytes_shared`.
 	Checkpoint    *Checkpoint `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -949,8 +958,10 @@ type GetCheckpointRequest struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Fill in `bytes_alone`, which reads the pages that differ from those of the checkpoint before.
 	WithBytesAlone bool `protobuf:"varint,2,opt,name=with_bytes_alone,json=withBytesAlone,proto3" json:"with_bytes_alone,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Fill in `bytes_shared`, which reads the whole tree of the checkpoint.
+	WithBytesShared bool `protobuf:"varint,3,opt,name=with_bytes_shared,json=withBytesShared,proto3" json:"with_bytes_shared,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GetCheckpointRequest) Reset() {
@@ -993,6 +1004,13 @@ func (x *GetCheckpointRequest) GetName() string {
 func (x *GetCheckpointRequest) GetWithBytesAlone() bool {
 	if x != nil {
 		return x.WithBytesAlone
+	}
+	return false
+}
+
+func (x *GetCheckpointRequest) GetWithBytesShared() bool {
+	if x != nil {
+		return x.WithBytesShared
 	}
 	return false
 }
@@ -1755,7 +1773,7 @@ const file_duramen_v1_admin_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"B\n" +
 	"\fCopyResponse\x12\x1c\n" +
 	"\tdirectory\x18\x01 \x01(\tR\tdirectory\x12\x14\n" +
-	"\x05pairs\x18\x02 \x01(\x04R\x05pairs\"\xe6\x01\n" +
+	"\x05pairs\x18\x02 \x01(\x04R\x05pairs\"\x9f\x02\n" +
 	"\n" +
 	"Checkpoint\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x12\n" +
@@ -1766,9 +1784,11 @@ const file_duramen_v1_admin_proto_rawDesc = "" +
 	"created_ms\x18\x05 \x01(\x04R\tcreatedMs\x12\x19\n" +
 	"\x05pairs\x18\x06 \x01(\x04H\x00R\x05pairs\x88\x01\x01\x12$\n" +
 	"\vbytes_alone\x18\a \x01(\x04H\x01R\n" +
-	"bytesAlone\x88\x01\x01B\b\n" +
+	"bytesAlone\x88\x01\x01\x12&\n" +
+	"\fbytes_shared\x18\b \x01(\x04H\x02R\vbytesShared\x88\x01\x01B\b\n" +
 	"\x06_pairsB\x0e\n" +
-	"\f_bytes_alone\"I\n" +
+	"\f_bytes_aloneB\x0f\n" +
+	"\r_bytes_shared\"I\n" +
 	"\x17CreateCheckpointRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bmetadata\x18\x02 \x01(\fR\bmetadata\"R\n" +
@@ -1782,10 +1802,11 @@ const file_duramen_v1_admin_proto_rawDesc = "" +
 	"\x05limit\x18\x03 \x01(\rR\x05limit\"n\n" +
 	"\x17ListCheckpointsResponse\x128\n" +
 	"\vcheckpoints\x18\x01 \x03(\v2\x16.duramen.v1.CheckpointR\vcheckpoints\x12\x19\n" +
-	"\bhas_more\x18\x02 \x01(\bR\ahasMore\"T\n" +
+	"\bhas_more\x18\x02 \x01(\bR\ahasMore\"\x80\x01\n" +
 	"\x14GetCheckpointRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
-	"\x10with_bytes_alone\x18\x02 \x01(\bR\x0ewithBytesAlone\"O\n" +
+	"\x10with_bytes_alone\x18\x02 \x01(\bR\x0ewithBytesAlone\x12*\n" +
+	"\x11with_bytes_shared\x18\x03 \x01(\bR\x0fwithBytesShared\"O\n" +
 	"\x15GetCheckpointResponse\x126\n" +
 	"\n" +
 	"checkpoint\x18\x01 \x01(\v2\x16.duramen.v1.CheckpointR\n" +

@@ -175,20 +175,21 @@ impl Checkpoints<'_> {
         core.refuse_beside("checkpoints().create_with", || name.to_string())?;
         let metadata = metadata.as_ref();
         core.check_new_checkpoint(name, metadata)?;
-        core.get_ready_for_checkpoint()?;
+        let mut tx = loop {
+            core.get_ready_for_checkpoint()?;
+            let tx = self.store.begin(TransactionOptions::new().exclusive())?;
+            // Another one may have been made in between.
+            if !core.has_pending_checkpoint() {
+                break tx;
+            }
+        };
         if core.register_now()?.named(name).is_some() {
             return Err(Reason::CheckpointExists { name: name.into() }.into());
         }
-        let mut tx = self.store.begin(TransactionOptions::new().exclusive())?;
         let done = work(&mut tx)?;
         let alone = tx.commit_and_stay()?;
-        let made = loop {
-            // Another one may have been made before the transaction began.
-            core.keep_pending_checkpoint()?;
-            if let Some(made) = core.commit_checkpoint(name, metadata, alone.token())? {
-                break made;
-            }
-        };
+        let made = core.commit_checkpoint(name, metadata, alone.token())?;
+        let made = made.expect("all other writers are shut out");
         drop(alone);
         core.wait_durable(made.commit)?;
         Ok((done, newly_made(made, name, metadata)))
@@ -326,7 +327,7 @@ mod tests {
 
     use duramen_io::SimDisk;
 
-    use crate::{Maintenance, Options};
+    use crate::{Durability, Maintenance, Options, TransactionOptions};
 
     fn store() -> crate::Store {
         let options = Options::new().maintenance(Maintenance::Manual);
@@ -427,5 +428,43 @@ mod tests {
             let value = kept.get(&map, "key").expect("a get");
             assert_eq!(value.as_deref(), Some(&number.to_be_bytes()[..]));
         }
+    }
+
+    /// A process that is stopped in a sync of the log keeps the fold from the pending checkpoint. No call may pass that off as a commit
+    /// that was made.
+    #[test]
+    fn who_cannot_fold_to_a_checkpoint_is_told_that_nothing_was_done() {
+        let disk = SimDisk::new(1);
+        let open = || {
+            let options = Options::new()
+                .maintenance(Maintenance::Manual)
+                .durability(Durability::Written);
+            let opened = options.generation_bytes(64 << 10, 64 << 10).open_on(disk.platform());
+            opened.expect("a store")
+        };
+        let (store, other) = (open(), open());
+        let map = store.map("map").expect("a map");
+        map.put("key", "value").expect("a put");
+        store.maintain().expect("a fold");
+        let core = store.core();
+        let alone = store
+            .begin(TransactionOptions::new().exclusive())
+            .expect("no other one");
+        let made = core.commit_checkpoint("one", b"", alone.token()).expect("room");
+        drop(alone);
+        let lock = &other.core().control().sync_lock.0;
+        let stopped = lock.try_lock(other.core().region.me()).expect("it is free");
+        let error = store.checkpoints().list().expect_err("it must fold");
+        assert!(
+            !error.is_of_a_made_commit() && error.waited_for().is_some(),
+            "{error:?}"
+        );
+        let refused = (0..100_000u32).find_map(|at| map.put(at.to_be_bytes(), [7; 900]).err().map(|error| (at, error)));
+        let (at, error) = refused.expect("the log is full");
+        assert!(!error.is_of_a_made_commit(), "{error:?}");
+        assert!(map.get(at.to_be_bytes()).expect("a get").is_none());
+        drop(stopped);
+        let list = store.checkpoints().list().expect("a list");
+        assert_eq!(list[0].commit, made.expect("no other is pending").commit);
     }
 }

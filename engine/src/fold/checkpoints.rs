@@ -68,8 +68,9 @@ impl Core {
         if pending.commit() != Some(commit) || version.is_begun() {
             return Ok(false);
         }
-        // A power cut must not take the commit back, and leave a checkpoint that says it shows another one of this number.
-        self.wait_durable(commit)?;
+        // A power cut must not take the commit back, and leave a checkpoint that says it shows another one of this number. Not as a commit
+        // waits: where another process is in the way, a fold is what has failed.
+        self.wait_synced(commit)?;
         self.make_durable(state)?;
         let (slot, position) = pending.place();
         // SAFETY: the base has not come to this generation, which so stays while the caller has the maintenance lock.

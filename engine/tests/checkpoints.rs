@@ -1166,3 +1166,49 @@ fn a_checkpoint_of_a_transaction_shows_its_commit_and_none_after_it() {
     open.map.add("count", 1).expect("others write again");
     assert_sound(&open.store, 1);
 }
+
+/// What works on files, or opens the store again, finds a checkpoint that no fold has reached.
+#[test]
+fn a_checkpoint_that_no_fold_has_reached_outlives_compaction_checks_closing_and_other_processes() {
+    for (way, seed) in (0..4u64).flat_map(|way| (0..6).map(move |seed| (way, seed))) {
+        let disk = SimDisk::new(seed);
+        let Open { mut store, mut map } = Open::on(&disk).expect("a store");
+        let fill = |map: &Map, step: usize, with: u8| {
+            let put = |at: u32| map.put(at.to_be_bytes(), [with; 150]).expect("a put");
+            (0..2_000u32).step_by(step).for_each(put);
+        };
+        fill(&map, 1, 1);
+        if seed % 2 == 0 {
+            store.maintain().expect("a fold");
+        }
+        let shown = content(&store.snapshot().expect("a snapshot"), &map);
+        store.checkpoints().create("one", "ONE").expect("room");
+        if seed % 3 > 0 {
+            fill(&map, 3, 2);
+        }
+        match way {
+            0 => drop(store.compact(&mut |_| ()).expect("room")),
+            1 => assert_sound(&store, seed),
+            2 => {
+                drop(map);
+                store.close().expect("an end");
+                Open { store, map } = Open::on(&disk).expect("a store");
+            }
+            _ => {
+                let other = Open::on(&disk).expect("a store").store;
+                assert!(other.checkpoints().create("one", "").is_err(), "the name is taken");
+                other.checkpoints().create("two", "TWO").expect("room");
+                other.compact(&mut |_| ()).expect("room");
+                assert!(other.checkpoints().drop("two").expect("it is there"));
+            }
+        }
+        let again = Open::on(&disk.kill()).expect("a store");
+        for (store, map) in [(&store, &map), (&again.store, &again.map)] {
+            let one = store.checkpoints().open("one").expect("it is there");
+            assert!(content(&one, map) == shown, "way {way}, seed {seed}");
+            drop(one);
+            assert_sound(store, seed);
+        }
+        assert_nothing_is_left(&again.store, &again.map, seed);
+    }
+}

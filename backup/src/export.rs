@@ -103,6 +103,10 @@ struct Kept {
     id: String,
 }
 
+fn pairs_in(checkpoint: &Checkpoint) -> u64 {
+    checkpoint.pairs.expect("what the store lists is folded")
+}
+
 /// The checkpoints of a store that belong to a backup.
 struct Checkpoints<'s> {
     store: &'s Store,
@@ -263,7 +267,7 @@ impl Backup {
                 number: base.export.number,
                 id: base.export.id.clone(),
             }),
-            pairs: checkpoint.pairs.unwrap_or_default(),
+            pairs: pairs_in(&checkpoint),
             digest: sent.digest.to_text(),
             next_map: store.checkpoints().next_map(),
             packs: sent.packs,
@@ -319,9 +323,7 @@ impl Backup {
         let (bodies, waiting) = mpsc::channel::<Body>(WAITING);
         let (store, from, name) = (store.clone(), from.map(str::to_string), to.name.clone());
         let reader = tokio::task::spawn_blocking(move || read(&store, from.as_deref(), &name, digest, bodies));
-        let sent = self
-            .send_bodies(waiting, to.pairs.unwrap_or_default(), compression, progress)
-            .await;
+        let sent = self.send_bodies(waiting, pairs_in(to), compression, progress).await;
         // It ends when no one waits for bodies. After that the store can be closed.
         let digest = reader.await.expect("reading does not panic");
         Ok(Sent {

@@ -406,15 +406,27 @@ impl Client {
         }
     }
 
-    /// A checkpoint, with the bytes that only it holds, and those that it shares. The server reads the whole tree of the checkpoint.
+    /// A checkpoint, with the bytes that only it holds.
     ///
     /// # Errors
     /// `NotFound`.
     pub async fn checkpoint(&self, name: &str) -> Result<Checkpoint> {
+        self.described_checkpoint(name, false).await
+    }
+
+    /// A checkpoint, with the bytes that only it holds, and those that it shares. The server reads the whole tree of the checkpoint.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn checkpoint_with_shared_bytes(&self, name: &str) -> Result<Checkpoint> {
+        self.described_checkpoint(name, true).await
+    }
+
+    async fn described_checkpoint(&self, name: &str, with_bytes_shared: bool) -> Result<Checkpoint> {
         let request = GetCheckpointRequest {
             name: name.into(),
             with_bytes_alone: true,
-            with_bytes_shared: true,
+            with_bytes_shared,
         };
         let found = self.read(request, send!(admin.get_checkpoint)).await?;
         found.checkpoint.ok_or_else(Error::bad_response)

@@ -156,7 +156,10 @@ impl Checkpoint {
                         let bytes_shared = store.checkpoints().bytes_shared(&name)?;
                         found.map(|found| Kept { bytes_shared, ..found })
                     }
-                    Place::Server(server) => unless_unknown(&server, server.client.checkpoint(&name))?.map(Kept::from),
+                    Place::Server(server) => {
+                        let found = server.client.checkpoint_with_shared_bytes(&name);
+                        unless_unknown(&server, found)?.map(Kept::from)
+                    }
                 };
                 show(vec![found.ok_or_else(|| missing(&name))?], output)?;
             }

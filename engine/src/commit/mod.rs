@@ -62,7 +62,7 @@ const PAUSE_STEP: Duration = Duration::from_millis(5);
 const FOLD_LOOK: Duration = Duration::from_millis(90);
 /// How long a process that has the store to itself may be stopped before others give up.
 const STOPPED_FOR: Duration = Duration::from_secs(5);
-/// How often a call that found the disk full waits for what another thread or process folds.
+/// How often a call that needs room waits for what another thread or process folds.
 const FOLDS_AWAITED: u32 = 3;
 /// Holders of log files that an error names; `stat` lists all.
 const LISTED_HOLDERS_MAX: usize = 3;
@@ -384,6 +384,10 @@ impl Core {
             let guard = self.hold_commits_in_time()?;
             let holder = word.load(Ordering::Relaxed);
             if holder == NOT_EXCLUSIVE {
+                // Who made a checkpoint with the right before this one may have died with its room kept back.
+                if !self.has_pending_checkpoint() {
+                    self.space.keeps_root();
+                }
                 let count = self.control().exclusive_tokens.fetch_add(1, Ordering::Relaxed);
                 let token = exclusive_token(self.region.me(), count);
                 word.store(token, Ordering::Release);

@@ -273,8 +273,8 @@ mod tests {
     use crate::datafile::meta::Meta;
     use crate::key::full_key::{CATALOG, FullKey};
     use crate::limits::PAGE_BYTES;
-    use crate::log::Body;
-    use crate::{ChangesFrom, Durability, Maintenance, Options, Store};
+    use crate::log::{Body, NewCheckpoint, checkpoint_key};
+    use crate::{ChangesFrom, Durability, Kind, Maintenance, Options, Store, TransactionOptions};
 
     fn open(disk: &SimDisk) -> Store {
         let options = Options::new()
@@ -457,5 +457,44 @@ mod tests {
         store.maintain().expect("a fold");
         assert!((0..1_000u32).all(|number| map.get(number.to_be_bytes()).unwrap().unwrap() == [2; 100]));
         assert_eq!(store.check(&mut |_| ()).expect("a check").problems, [""; 0]);
+    }
+
+    /// A fold ends where a generation ends, so a checkpoint inside of one could not be kept.
+    #[test]
+    fn checkpoint_inside_of_a_log_file_is_damage() {
+        let disk = SimDisk::new(9);
+        let store = ManuallyDrop::new(open(&disk));
+        store.map("map").expect("a map").put(b"key", b"value").expect("a put");
+        let new = NewCheckpoint {
+            id: 1,
+            time: 0,
+            name: "one",
+            metadata: b"",
+        };
+        let mut body = Body::new();
+        body.push(OperationKind::Checkpoint, &checkpoint_key(new.id), &new.encode());
+        let (record, slot, start) = record(store.core(), body);
+        let file = store.core().log_file(slot).expect("a log file");
+        file.write_at(&record, start).expect("a disk");
+        let options = Options::new().maintenance(Maintenance::Manual);
+        let error = options.open_on(disk.kill().platform()).expect_err("it is damaged");
+        assert_eq!(error.kind(), Kind::Damaged, "{error}");
+        assert!(error.to_string().contains("checkpoint inside"), "{error}");
+    }
+
+    /// One who dies before the commit that makes a checkpoint leaves room for it kept back.
+    #[test]
+    fn room_that_a_dead_process_kept_for_a_checkpoint_comes_free() {
+        let disk = SimDisk::new(10);
+        let (store, other) = (open(&disk), ManuallyDrop::new(open(&disk)));
+        let exclusive = || TransactionOptions::new().exclusive();
+        let _held = ManuallyDrop::new(other.begin(exclusive()).expect("no other one"));
+        let theirs = other.core();
+        theirs.space.begin_to_keep_root(500, &theirs.pages).expect("room");
+        let kept = || store.core().control().space.next_register_pages.load(Ordering::Relaxed);
+        assert_eq!(kept(), 500);
+        theirs.region.seat().stand_up();
+        drop(store.begin(exclusive()).expect("the one before is dead"));
+        assert_eq!(kept(), 0);
     }
 }

@@ -88,8 +88,10 @@ impl Core {
             self.change_register(state, &register.with(kept), Claim::Promised, Vec::new())?;
         }
         kill_point();
-        pending.ends();
+        // First: who comes after a death in between finds the checkpoint in the register, and needs no room.
         self.space.keeps_root();
+        kill_point();
+        pending.ends();
         Ok(true)
     }
 

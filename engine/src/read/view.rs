@@ -121,9 +121,7 @@ impl<'p> GenerationView<'p> {
         }
         Ok(None)
     }
-}
 
-impl<'p> GenerationView<'p> {
     /// The checkpoint that the operation at `position` makes. It is one of this generation.
     pub(crate) fn new_checkpoint(self, position: u32) -> Result<NewCheckpoint<'p>> {
         match self.operation(position)? {

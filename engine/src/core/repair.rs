@@ -482,7 +482,7 @@ mod tests {
         assert!(error.to_string().contains("checkpoint inside"), "{error}");
     }
 
-    /// One who dies before the commit that makes a checkpoint leaves room for it kept back.
+    /// A process that dies before the commit that makes a checkpoint leaves room for it kept back.
     #[test]
     fn room_that_a_dead_process_kept_for_a_checkpoint_comes_free() {
         let disk = SimDisk::new(10);

@@ -414,6 +414,24 @@ pub struct Backup {
     every: Duration,
 }
 
+/// Whether nothing was committed after a commit but checkpoints, which change nothing. Two followers of one store would never rest,
+/// because each finds the checkpoints of the other.
+fn only_checkpoints_since(store: &duramen::Store, commit: u64) -> duramen::Result<bool> {
+    let visible = store.snapshot()?.commit();
+    if visible <= commit {
+        return Ok(true);
+    }
+    let all = store.checkpoints().list()?;
+    let mut newest = visible;
+    for checkpoint in all.iter().rev().skip_while(|checkpoint| checkpoint.commit > visible) {
+        if newest <= commit || checkpoint.commit != newest {
+            break;
+        }
+        newest -= 1;
+    }
+    Ok(newest <= commit)
+}
+
 impl Backup {
     pub fn run(self, output: &mut Output) -> Outcome {
         let store = self.store.open_to_write()?;
@@ -424,7 +442,8 @@ impl Backup {
         loop {
             let begun = Instant::now();
             // An export of nothing new would be one more to read.
-            let done = match shown == Some(store.snapshot()?.commit()) {
+            let is_shown = shown.map_or(Ok(false), |commit| only_checkpoints_since(&store, commit));
+            let done = match is_shown? {
                 true => Ok(()),
                 false => export(&place, &store, &options, output).and_then(|exported| {
                     shown = Some(exported.commit);
@@ -518,5 +537,28 @@ impl From<BackupError> for Failure {
             BackupError::Io { ref error, ref doing } => Failure::of_io(doing, error),
             _ => Failure::wrong_call(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::only_checkpoints_since;
+    use duramen::Store;
+
+    #[test]
+    fn checkpoints_alone_are_nothing_new() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let map = store.map("map").unwrap();
+        map.put("key", "1").unwrap();
+        let shown = store.checkpoints().create("shown", "").unwrap().commit;
+        assert!(only_checkpoints_since(&store, shown).unwrap());
+        store.checkpoints().create("another", "").unwrap();
+        store.checkpoints().create("a third", "").unwrap();
+        assert!(only_checkpoints_since(&store, shown).unwrap());
+        map.put("key", "2").unwrap();
+        assert!(!only_checkpoints_since(&store, shown).unwrap());
+        store.checkpoints().create("a fourth", "").unwrap();
+        assert!(!only_checkpoints_since(&store, shown).unwrap());
     }
 }

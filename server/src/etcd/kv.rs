@@ -244,8 +244,9 @@ impl Kv for EtcdDoor {
         let view = self.view()?;
         let first = view.first_revision().map_err(|error| of_etcd(failed(&error)))?;
         let revision = match u64::try_from(request.revision) {
-            // The revision of an empty tree may be compacted once more than it is.
-            Ok(revision) if revision > first || revision == 1 && view.revision() == 1 => revision,
+            Ok(revision) if revision > first => revision,
+            // A tree begins at revision 1, and does not record that a client compacted to there or to 0.
+            Ok(revision) if first == 1 => revision,
             _ => return Err(EtcdError::Compacted.into()),
         };
         match self.change(OfTree::Compact(revision)).await {

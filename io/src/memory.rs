@@ -5,13 +5,12 @@
 //! maps files with 2 MiB page table entries only where address and file offset agree modulo 2 MiB.
 
 use std::ffi::c_void;
+use std::fmt::Debug;
 use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
-
-use crate::interface::MappedMemory;
 
 /// Alignment of every reservation, and the unit its length is rounded up to.
 pub(crate) const ALIGNMENT: usize = 2 << 20;
@@ -20,6 +19,9 @@ const PAGE: usize = 4096;
 
 /// For fewer bytes a system call costs more than the faults that it saves.
 const POPULATED_BYTES_MIN: usize = 8 * PAGE;
+
+/// Keeps the memory of a [`Mapping`] mapped.
+pub(crate) trait MappedMemory: Debug + Send + Sync {}
 
 /// A range of addresses, unmapped on drop.
 #[derive(Debug)]

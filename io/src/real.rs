@@ -19,11 +19,14 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::failure::{SizeLimit, failed};
+use crate::file_system::writes_in_place;
 use crate::fork::{Kept, keep_from_children};
 use crate::interface::{
-    Access, ByteLocks, Clock, File, FileStamp, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage,
+    Access, ByteLocks, Clock, File, FileStamp, Lock, LockGuard, LockMode, OpenMode, Platform, Random, Storage,
     WRITE_UNITS,
 };
+use crate::mapping::Mapping;
 use crate::memory::{ALIGNMENT, Reservation};
 use crate::name::check_name;
 use crate::stores::{Stores, store_unit};
@@ -138,37 +141,6 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     retry_on_intr(|| rustix::fs::openat(CWD, path, flags, Mode::empty()))
         .map_err(|error| failed(error, "open directory", path.display()))
-}
-
-/// The error for a failed system call: its kind, the call, the file, and the kernel's message.
-pub(crate) fn failed(error: Errno, call: &str, name: impl std::fmt::Display) -> io::Error {
-    let error = io::Error::from(error);
-    let kind = match error.kind() {
-        io::ErrorKind::QuotaExceeded => io::ErrorKind::StorageFull,
-        io::ErrorKind::FileTooLarge => {
-            return io::Error::new(io::ErrorKind::StorageFull, SizeLimit(format!("{call} {name}: {error}")));
-        }
-        kind => kind,
-    };
-    io::Error::new(kind, format!("{call} {name}: {error}"))
-}
-
-/// A file that may not grow although the disk has room.
-#[derive(Debug)]
-struct SizeLimit(String);
-
-impl std::fmt::Display for SizeLimit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for SizeLimit {}
-
-/// Whether an error that counts as a full disk is about the size of one file: a limit of the process or of the file
-/// system.
-pub fn is_size_limit(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|cause| cause.is::<SizeLimit>())
 }
 
 /// `RLIMIT_FSIZE` as this process last read it. It is read again whenever a file is opened or grows, and before a write
@@ -310,7 +282,7 @@ impl Storage for RealStorage {
     }
 
     fn writes_in_place(&self) -> bool {
-        crate::shared_file::writes_in_place(&self.path).unwrap_or(false)
+        writes_in_place(&self.path).unwrap_or(false)
     }
 
     fn stamp(&self, name: &str) -> io::Result<Option<FileStamp>> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastrand::Rng;
 
@@ -21,6 +22,14 @@ struct Holders {
     is_exclusive: bool,
     /// The holder of each locked byte.
     bytes: BTreeMap<u64, u64>,
+}
+
+/// A disk that several handles share.
+pub(super) type SharedDisk = Arc<Mutex<Disk>>;
+
+/// Locks the disk, even after a test panicked while it held the lock.
+pub(super) fn locked(disk: &SharedDisk) -> MutexGuard<'_, Disk> {
+    disk.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The state behind the mutex of a simulated disk.

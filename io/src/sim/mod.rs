@@ -26,8 +26,8 @@ use std::time::Duration;
 
 use crate::interface::{Clock, Platform, WRITE_UNITS};
 
-use disk::Disk;
-use platform::{SharedDisk, SimClock, locked};
+use disk::{Disk, SharedDisk, locked};
+use platform::SimClock;
 use process::SimProcess;
 
 pub use plan::{FailKind, FailSpan};

@@ -9,21 +9,14 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use crate::interface::{
-    Access, ByteLocks, Clock, File, FileStamp, Lock, LockGuard, LockMode, Mapping, OpenMode, Platform, Random, Storage,
+    Access, ByteLocks, Clock, File, FileStamp, Lock, LockGuard, LockMode, OpenMode, Platform, Random, Storage,
 };
+use crate::mapping::Mapping;
 use crate::memory::ALIGNMENT;
 
 use super::directory::InodeId;
-use super::disk::Disk;
+use super::disk::{Disk, SharedDisk, locked};
 use super::process::SimProcess;
-
-/// A disk that several handles share.
-pub(super) type SharedDisk = Arc<Mutex<Disk>>;
-
-/// Locks the disk, even after a test panicked while it held the lock.
-pub(super) fn locked(disk: &SharedDisk) -> MutexGuard<'_, Disk> {
-    disk.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The traits over one disk and one clock, for one process.
 pub(super) fn platform(disk: &SharedDisk, clock: &Arc<SimClock>, process: SimProcess) -> Platform {

@@ -5,8 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::disk::Disk;
-use super::platform::{SharedDisk, locked};
+use super::disk::{Disk, SharedDisk, locked};
 
 /// State of one process.
 #[derive(Default)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use duramen_engine::{Reason, Result, Transaction};
 
 use super::combining::{Answer, Request, RequestBatch};
-use super::deliveries::{Deliveries, LeaseKey};
 use super::hints::Hints;
+use super::lease_key::LeaseKey;
 use super::membership::LeasedBatch;
 use super::record::GroupRecord;
 use super::settle::Verdict;
@@ -207,7 +207,7 @@ impl Group {
                 let (first, end, token) = (messages.offsets().start, run.end, run.lease.token);
                 let lease_key = LeaseKey::Run { first, end, token };
                 let batch = LeasedBatch::new(membership, lease_key, (first..end).collect(), run.lease.deadline);
-                Answer::Messages(Deliveries::new(batch, messages, Vec::new()))
+                Answer::Messages(batch, messages)
             }
             (Request::Messages { .. }, _) => Answer::Nothing(hints.next_event()),
             (Request::Acknowledged { .. }, _) => {

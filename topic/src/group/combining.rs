@@ -21,11 +21,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::Thread;
 
-use super::deliveries::{Deliveries, LeaseKey};
 use super::hints::Hints;
-use super::membership::Membership;
+use super::lease_key::LeaseKey;
+use super::membership::{LeasedBatch, Membership};
 use super::{Group, Shared};
 use crate::lock::locked;
+use crate::messages::Messages;
 
 /// Maximum requests that are performed together. It bounds the size of a transaction, and how long the turn is held.
 pub(super) const TOGETHER_MAX: usize = 64;
@@ -48,7 +49,7 @@ pub(super) enum Request {
 /// The result of a request.
 #[derive(Debug)]
 pub(super) enum Answer {
-    Messages(Deliveries),
+    Messages(Arc<LeasedBatch>, Messages),
     /// The topic has no more messages for the group. There may be some at this time of the shared clock.
     Nothing(u64),
     Acknowledged,
@@ -272,6 +273,7 @@ mod tests {
 
     use super::*;
     use crate::error::TopicError;
+    use crate::group::deliveries::Deliveries;
     use crate::{GroupOptions, Start, TopicOptions, Topics};
 
     fn group(directory: &std::path::Path, messages: usize, options: GroupOptions) -> (Store, Group) {
@@ -292,7 +294,7 @@ mod tests {
 
     fn handed(answer: Option<Result<Answer>>) -> Deliveries {
         match answer.unwrap().unwrap() {
-            Answer::Messages(deliveries) => deliveries,
+            Answer::Messages(batch, messages) => Deliveries::new(batch, messages, Vec::new()),
             other => panic!("{other:?}"),
         }
     }

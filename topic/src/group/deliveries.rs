@@ -12,28 +12,6 @@ use super::membership::LeasedBatch;
 use super::settle::Verdict;
 use crate::messages::{Messages, Received};
 
-/// Which lease of a member covers a message: the key of its row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum LeaseKey {
-    /// It belongs to consecutive messages that were delivered together for the first time.
-    Run { first: u64, end: u64, token: u64 },
-    /// It is in a list.
-    List { token: u64 },
-}
-
-impl LeaseKey {
-    pub(crate) fn token(self) -> u64 {
-        match self {
-            LeaseKey::Run { token, .. } | LeaseKey::List { token } => token,
-        }
-    }
-
-    /// Whether this is a single message that was delivered alone, for the first time.
-    pub(crate) fn is_lone(self) -> bool {
-        matches!(self, LeaseKey::Run { first, end, .. } if end == first + 1)
-    }
-}
-
 /// Messages leased to a member. They are settled all together, or one by one: see [`Deliveries::into_iter`].
 ///
 /// Dropping them settles nothing while their [`super::Member`] exists: they are delivered again when the lease ends.
@@ -63,7 +41,7 @@ impl Deliveries {
     }
 
     #[cfg(test)]
-    pub(super) fn lease_key(&self) -> LeaseKey {
+    pub(super) fn lease_key(&self) -> super::lease_key::LeaseKey {
         self.batch.lease_key
     }
 
@@ -127,7 +105,7 @@ impl Deliveries {
     /// # Errors
     /// As [`Deliveries::acknowledge`].
     pub fn extend(&self, by: Duration) -> Result<()> {
-        extend(&self.batch, self.messages.offsets().start, by)
+        self.batch.extend(self.messages.offsets().start, by)
     }
 
     /// Keeps extending the lease until the guard is dropped: see [`KeepAlive`].
@@ -137,14 +115,6 @@ impl Deliveries {
     pub fn keep_alive(&self) -> Result<KeepAlive> {
         KeepAlive::begin(&self.batch, self.messages.offsets().start)
     }
-}
-
-pub(super) fn extend(batch: &LeasedBatch, offset: u64, by: Duration) -> Result<()> {
-    let group = batch.group();
-    let store = &group.topic.home().store;
-    let until = store.transact_with(super::written(), |tx| group.extend_in(tx, batch.lease_key, offset, by))?;
-    group.shared.turn().note_due(until);
-    Ok(())
 }
 
 impl IntoIterator for Deliveries {
@@ -265,7 +235,7 @@ impl Delivery {
     /// [`crate::TopicError::LeaseLost`], [`crate::TopicError::AlreadySettled`], [`crate::TopicError::GroupDeleted`],
     /// and those of a commit.
     pub fn extend(&self, by: Duration) -> Result<()> {
-        extend(&self.batch, self.offset(), by)
+        self.batch.extend(self.offset(), by)
     }
 
     /// Keeps extending the lease until the guard is dropped, for this message and all that were delivered with it: see

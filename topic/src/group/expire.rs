@@ -4,12 +4,11 @@ use std::collections::HashSet;
 
 use duramen_engine::{Error, Result, Transaction};
 
-use super::deliveries::LeaseKey;
 use super::hints::Hints;
+use super::lease_key::LeaseKey;
 use super::record::GroupOptions;
-use super::remote::OF_NO_PROCESS_HERE;
 use super::settle::{Again, OpenMessage, earliest};
-use super::state::{Cursor, Due, DueKind, Lease, List, Run, Single};
+use super::state::{Cursor, Due, DueKind, Lease, List, OF_NO_PROCESS_HERE, Run, Single};
 use super::{Group, written};
 use crate::lock::locked;
 use crate::read::Reading;

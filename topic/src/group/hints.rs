@@ -9,7 +9,7 @@
 //!   before;
 //! - only reset and redrive open messages below the floor, and they change the cursor's epoch.
 
-use super::in_flight::OpenBound;
+use std::time::Instant;
 
 /// What a process remembers of a group. Times are those of the shared clock, in milliseconds.
 #[derive(Debug, Default)]
@@ -95,5 +95,28 @@ impl Hints {
             (self.epoch, self.runs_from, self.floor) = (epoch, 0, 0);
             (self.closed, self.looked, self.runs, self.looked_floor) = (None, None, 0, 0);
         }
+    }
+}
+
+/// Maximum number of messages that were open at a look.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenBound {
+    pub(super) open: u64,
+    /// Number of messages opened between the creation of the group and the look.
+    pub(super) opened: u64,
+    /// Number of messages that this process has seen closed since.
+    pub(super) closed: u64,
+    /// Before this time another look would cost too much: the last look took long, and found the group nearly full.
+    pub(super) again: Option<Instant>,
+}
+
+impl OpenBound {
+    /// Maximum number of open messages when `opened` messages have been opened since the group was created.
+    pub(super) fn bound(&self, opened: u64) -> u64 {
+        (self.open + (opened - self.opened)).saturating_sub(self.closed)
+    }
+
+    pub(super) fn is_too_soon(&self) -> bool {
+        self.again.is_some_and(|again| Instant::now() < again)
     }
 }

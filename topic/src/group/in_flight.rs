@@ -17,7 +17,7 @@ use std::time::Instant;
 use duramen_engine::{Cursor as Rows, Result, Transaction};
 
 use super::Group;
-use super::hints::Hints;
+use super::hints::{Hints, OpenBound};
 use super::record::GroupOptions;
 use super::state::{Cursor, Run, Single};
 use crate::limits::PARKED_MAX;
@@ -32,29 +32,6 @@ impl GroupOptions {
     /// Whether delivered messages are counted.
     pub(super) fn is_counted(&self) -> bool {
         self.order_by_key || self.in_flight > LOOKED_AT_MAX
-    }
-}
-
-/// Maximum number of messages that were open at a look.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OpenBound {
-    open: u64,
-    /// Number of messages opened between the creation of the group and the look.
-    opened: u64,
-    /// Number of messages that this process has seen closed since.
-    pub(super) closed: u64,
-    /// Before this time another look would cost too much: the last look took long, and found the group nearly full.
-    again: Option<Instant>,
-}
-
-impl OpenBound {
-    /// Maximum number of open messages when `opened` messages have been opened since the group was created.
-    fn bound(&self, opened: u64) -> u64 {
-        (self.open + (opened - self.opened)).saturating_sub(self.closed)
-    }
-
-    fn is_too_soon(&self) -> bool {
-        self.again.is_some_and(|again| Instant::now() < again)
     }
 }
 

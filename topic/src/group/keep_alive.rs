@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use duramen_engine::{Error, Result};
 
 use super::Group;
-use super::deliveries::extend;
 use super::membership::LeasedBatch;
 use crate::lock::locked;
 use crate::timer::Timed;
@@ -49,7 +48,7 @@ impl KeepAlive {
         let topic = &batch.group().topic;
         let record = batch.group().record(&topic.snapshot()?)?;
         let lease = Group::options_of(&record).lease;
-        extend(batch, offset, lease)?;
+        batch.extend(offset, lease)?;
         let kept = Arc::new(ExtendedLease {
             batch: batch.clone(),
             offset,
@@ -76,7 +75,7 @@ impl ExtendedLease {
 
 impl Timed for ExtendedLease {
     fn ring(&self) -> Option<Instant> {
-        let extended = extend(&self.batch, self.offset, self.lease);
+        let extended = self.batch.extend(self.offset, self.lease);
         let failed = extended.err();
         let is_over = failed.as_ref().is_some_and(super::is_over);
         *locked(&self.failed) = failed.map(Arc::new);

@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use duramen_engine::{Result, Transaction};
 
-use super::deliveries::{Deliveries, LeaseKey};
+use super::deliveries::Deliveries;
 use super::expire::StuckLeases;
 use super::hints::Hints;
+use super::lease_key::LeaseKey;
 use super::membership::{LeasedBatch, Membership};
 use super::order::{Together, hash_of};
 use super::record::GroupOptions;

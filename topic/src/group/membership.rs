@@ -7,10 +7,11 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use duramen_engine::Error;
+use duramen_engine::{Error, Result};
 
-use super::deliveries::LeaseKey;
+use super::lease_key::LeaseKey;
 use super::settle::Verdict;
 use super::{Group, written};
 use crate::lock::locked;
@@ -142,6 +143,15 @@ impl LeasedBatch {
 
     pub(super) fn group(&self) -> &Group {
         &self.membership.group
+    }
+
+    /// Extends the lease, which covers the message at `offset`, to at least `by` from now.
+    pub(super) fn extend(&self, offset: u64, by: Duration) -> Result<()> {
+        let group = self.group();
+        let store = &group.topic.home().store;
+        let until = store.transact_with(written(), |tx| group.extend_in(tx, self.lease_key, offset, by))?;
+        group.shared.turn().note_due(until);
+        Ok(())
     }
 
     /// Records that a call settled one message, or that a transaction of the program will.

@@ -26,6 +26,7 @@ mod filter;
 mod hints;
 mod in_flight;
 mod keep_alive;
+mod lease_key;
 mod leasing;
 mod member;
 mod membership;
@@ -60,9 +61,9 @@ use crate::tables::name_key;
 use administration::{delete_rows, ensure_dead_in};
 use change_listener::ChangeListener;
 use combining::RequestQueue;
-use deliveries::LeaseKey;
 use description::{describe, pending, stored_cursor};
 use hints::Hints;
+use lease_key::LeaseKey;
 use record::{GroupRecord, Kind};
 use state::Cursor;
 

@@ -7,6 +7,7 @@ use duramen_engine::{Listener, Result};
 use super::Group;
 use super::combined_requests::COMBINED_MESSAGES_MAX;
 use super::combining::{Answer, Request};
+use super::deliveries::Deliveries;
 use super::leasing::TurnOutcome;
 use super::membership::Membership;
 use crate::limits::READ_MESSAGES;
@@ -74,7 +75,9 @@ impl Receiver {
         if most <= COMBINED_MESSAGES_MAX {
             let membership = self.membership.clone();
             match group.combine(&Request::Messages { membership, most }).transpose()? {
-                Some(Answer::Messages(deliveries)) => return Ok(TurnOutcome::Got(deliveries)),
+                Some(Answer::Messages(batch, messages)) => {
+                    return Ok(TurnOutcome::Got(Deliveries::new(batch, messages, Vec::new())));
+                }
                 Some(Answer::Nothing(next)) => return Ok(TurnOutcome::Nothing(next)),
                 Some(Answer::Acknowledged) | None => {}
             }

@@ -14,13 +14,13 @@ use std::time::Duration;
 use duramen_engine::{Listener, Reason, Result, Transaction};
 
 use super::Group;
-use super::deliveries::LeaseKey;
 use super::expire::TakeBackReason;
 use super::in_flight::count_open;
+use super::lease_key::LeaseKey;
 use super::leasing::{LeasedMessages, NewMessages};
 use super::record::GroupOptions;
 use super::settle::Verdict;
-use super::state::{Cursor, Due, DueKind, Lease, Run, Single};
+use super::state::{Cursor, Due, DueKind, Lease, OF_NO_PROCESS_HERE, Run, Single};
 use crate::bytes::{Reader, put_number};
 use crate::limits::{PARKED_MAX, READ_BYTES, READ_MESSAGES};
 use crate::listening::Listening;
@@ -28,8 +28,6 @@ use crate::read::{ReadLimits, Reading};
 use crate::record::millis;
 use crate::tables::offset_of;
 
-/// In the place of the number of a process: the lease belongs to a member of a server.
-pub(super) const OF_NO_PROCESS_HERE: u64 = u64::MAX;
 /// Maximum leases that one call takes back, and maximum rows that it examines for that.
 const TAKEN_BACK_MAX: usize = 16;
 const EXAMINED_MAX: usize = 256;

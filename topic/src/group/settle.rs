@@ -12,7 +12,7 @@ use std::ops::Range;
 use duramen_engine::{Error, Result, Transaction};
 
 use super::Group;
-use super::deliveries::LeaseKey;
+use super::lease_key::LeaseKey;
 use super::record::GroupOptions;
 use super::state::{ERROR_BYTES_MAX, Keyed, Lease, List, Run, Single};
 use crate::error::{LeaseEnd, TopicError};

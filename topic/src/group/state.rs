@@ -124,6 +124,9 @@ impl Cursor {
     }
 }
 
+/// In the place of the number of a process: the lease belongs to a member of a server.
+pub(super) const OF_NO_PROCESS_HERE: u64 = u64::MAX;
+
 /// A lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {

@@ -4,11 +4,12 @@
 //! Phases that write get a row per durability class. Phases that read share one row, because the way a pair was made
 //! durable changes nothing for its readers.
 
+use crate::measure::BY_LIMIT;
 use crate::measure::{Latency, Phase, Work};
 use crate::peer::Class;
 use crate::results::{Outcome, Results, Run};
 use crate::statistics::{Spread, ratios, spread};
-use crate::workloads::BY_LIMIT;
+use crate::text::count_text;
 
 /// Peers that are not stores. They show the cost of something, and no peer leads or loses against them.
 pub const NO_STORES: [&str; 4] = ["btreemap", "null", "tonic-floor", "tonic-floor-apart"];
@@ -294,48 +295,6 @@ pub fn sized(workload: &str) -> Option<(&str, f64)> {
     Some((family, digits.parse::<u32>().ok()? as f64 * factor))
 }
 
-/// Formats a time for people.
-pub fn time_text(nanos: f64) -> String {
-    match nanos {
-        ..1e3 => format!("{nanos:.0} ns"),
-        ..1e6 => format!("{:.2} us", nanos / 1e3),
-        ..1e9 => format!("{:.2} ms", nanos / 1e6),
-        _ => format!("{:.2} s", nanos / 1e9),
-    }
-}
-
-/// Formats a size for people.
-pub fn bytes_text(bytes: f64) -> String {
-    match bytes {
-        ..1e3 => format!("{bytes:.0} B"),
-        ..1e6 => format!("{:.0} kB", bytes / 1e3),
-        ..1e9 => format!("{:.1} MB", bytes / 1e6),
-        _ => format!("{:.2} GB", bytes / 1e9),
-    }
-}
-
-/// Formats a count with thousands separators.
-pub fn count_text(count: f64) -> String {
-    let digits = format!("{count:.0}");
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// Formats a ratio with its significant digits.
-pub fn ratio_text(ratio: f64) -> String {
-    match ratio {
-        ..0.1 => format!("{ratio:.4}"),
-        ..10.0 => format!("{ratio:.2}"),
-        _ => format!("{ratio:.0}"),
-    }
-}
-
 /// Formats median and range; for a single run, only its number.
 pub fn spread_text(spread: Spread, text: fn(f64) -> String) -> String {
     let median = text(spread.median);
@@ -350,6 +309,7 @@ pub fn spread_text(spread: Spread, text: fn(f64) -> String) -> String {
 mod tests {
     use super::*;
     use crate::results::tests::{results, run};
+    use crate::text::{bytes_text, time_text};
 
     #[test]
     fn size_is_read_from_the_end_of_a_name() {

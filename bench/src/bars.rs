@@ -6,9 +6,10 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::analysis::{ratio_text, without_class};
+use crate::analysis::without_class;
 use crate::html::escaped;
 use crate::reasons::row_lines;
+use crate::text::ratio_text;
 use crate::verdict::{Duel, Finding, Verdict};
 
 const WIDTH: f64 = 720.0;

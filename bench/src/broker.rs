@@ -16,16 +16,17 @@
 //! nothing while they deliver messages. The table is exact to 1.6 percent.
 
 use std::cell::RefCell;
+use std::future::ready;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 
-use crate::connection::{Answer, Connection, Way};
+use crate::answer::{Answer, Found, Unsupported};
+use crate::connection::{Connection, Way};
 use crate::data::Generator;
 use crate::measure::{Latencies, now_nanos};
-use crate::peer::{Found, Unsupported};
 
 /// Shortest payload: number and time.
 pub const PAYLOAD_BYTES_MIN: usize = 16;
@@ -392,6 +393,27 @@ impl Drop for Receiver {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens a connection. Where `in_flight` is 1, the calls of a broker without connections take their place.
+pub async fn connect<'b>(broker: &'b dyn Broker, way: Way, in_flight: usize) -> Result<Box<dyn Connection + 'b>> {
+    match broker.connect(way).await {
+        Err(error) if error.is::<Unsupported>() && way == Way::Calls && in_flight == 1 => Ok(Box::new(Direct(broker))),
+        opened => opened,
+    }
+}
+
+/// A broker whose calls return when they are done.
+struct Direct<'b>(&'b dyn Broker);
+
+impl Connection for Direct<'_> {
+    fn publish(&self, topic: usize, payload: &[u8]) -> Answer<'_> {
+        Box::pin(ready(self.0.publish(topic, payload)))
+    }
+
+    fn publish_many(&self, topic: usize, payloads: &[&[u8]]) -> Answer<'_> {
+        Box::pin(ready(self.0.publish_many(topic, payloads)))
+    }
 }
 
 #[cfg(test)]

@@ -245,7 +245,7 @@ pub fn run() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::GrpcServer { directory, etcd } => {
-            crate::brokers::grpc::serve(directory.as_deref(), etcd)?;
+            crate::servers::grpc::serve(directory.as_deref(), etcd)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Member {

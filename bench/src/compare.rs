@@ -12,12 +12,13 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
 
-use crate::analysis::{Entry, rows_of, time_text, workloads};
+use crate::analysis::{Entry, rows_of, workloads};
 use crate::data::Generator;
 use crate::measure::Phase;
 use crate::probe::Probe;
 use crate::results::Results;
 use crate::statistics::spread;
+use crate::text::time_text;
 
 /// Share of rows that may be reported as changed although nothing changed.
 const FALSE_ALARMS: f64 = 0.04;

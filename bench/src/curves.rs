@@ -1,9 +1,10 @@
 //! The curves of a report: what the phases of one or several rows draw, as charts and in words.
 
-use crate::analysis::{Entry, Row, time_text};
+use crate::analysis::{Entry, Row};
 use crate::charts::{Axis, Chart, Line, Scale};
 use crate::measure::Phase;
 use crate::results::Results;
+use crate::text::time_text;
 
 /// The curves of a page. Each peer has one colour and dash on the whole page.
 pub struct Curves {

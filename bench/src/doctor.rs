@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::analysis::{bytes_text, time_text};
-use crate::brokers::server::{self, Program};
 use crate::machine::Machine;
 use crate::probe::{self, LONG, quantile};
+use crate::servers::{self, Program};
+use crate::text::{bytes_text, time_text};
 
 /// Effect of a finding on measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -190,7 +190,7 @@ fn of_servers() -> Finding {
         Ok(version) => format!("{} {version}", program.name),
         Err(reason) => reason,
     };
-    let texts: Vec<_> = server::ALL.iter().map(text).collect();
+    let texts: Vec<_> = servers::ALL.iter().map(text).collect();
     finding(Health::Fit, format!("servers of other brokers: {}", texts.join("; ")))
 }
 

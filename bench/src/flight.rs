@@ -7,7 +7,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::runtime::Builder;
 use tokio::task::unconstrained;
 
-use crate::connection::Answer;
+use crate::answer::Answer;
 use crate::crew::{Shift, Worked, crew, together};
 use crate::measure::{Done, Timeline, now_nanos, thread_cpu_nanos};
 

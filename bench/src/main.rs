@@ -1,6 +1,7 @@
 //! The lab: verified work, equal for Duramen and its peers, measured in one way. See README.md beside this folder.
 
 mod analysis;
+mod answer;
 mod bars;
 mod broker;
 mod brokers;
@@ -32,13 +33,16 @@ mod reasons;
 mod results;
 mod runner;
 mod scratch;
+mod servers;
 mod shared;
 mod statistics;
 mod storage;
 mod terminal;
+mod text;
 mod tree;
 mod trees;
 mod verdict;
+mod versions;
 mod workloads;
 
 use std::process::ExitCode;

@@ -6,9 +6,10 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{Standing, ratio_text, sized};
+use crate::analysis::{Standing, sized};
 use crate::html::{anchor, escaped};
 use crate::peer::Class;
+use crate::text::ratio_text;
 use crate::verdict::{Duel, Finding, Side, Verdict, factor_side};
 use crate::workloads::ALL;
 

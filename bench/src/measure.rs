@@ -580,6 +580,20 @@ fn field(file: &str, name: &str) -> Result<u64> {
     number.ok_or_else(|| anyhow!("{file} has no number for {name}"))
 }
 
+/// The result of one run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Record {
+    /// The measurements.
+    pub phases: Vec<Phase>,
+    /// Phases that did not run, with the reason: the peer cannot run them, or the cell reached its limit.
+    pub unsupported: Vec<(String, String)>,
+    /// Facts in addition to the measurements.
+    pub notes: Vec<String>,
+}
+
+/// End of a reason when the limit of the cell prevented a phase.
+pub const BY_LIMIT: &str = "within the time limit of the cell";
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;

@@ -7,9 +7,7 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{
-    Entry, Row, bytes_text, count_text, ratio_text, rows_of, runs_of, spread_text, time_text, workloads,
-};
+use crate::analysis::{Entry, Row, rows_of, runs_of, spread_text, workloads};
 use crate::curves::Curves;
 use crate::front::{write_front, write_part_heading};
 use crate::html::{anchor, escaped};
@@ -21,6 +19,7 @@ use crate::results::Results;
 use crate::statistics::spread;
 use crate::storage::StorageCounter;
 use crate::terminal::remarks;
+use crate::text::{bytes_text, count_text, ratio_text, time_text};
 
 /// Returns the page of one or more results, with the reasons for rows in which the first peer does not lead.
 pub fn page(all: &[Results], reasons: &Reasons) -> String {

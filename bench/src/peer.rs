@@ -13,6 +13,7 @@ use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use crate::answer::{Found, Unsupported};
 use crate::broker::Broker;
 use crate::data::{KeySlice, Keys};
 use crate::load::Load;
@@ -136,19 +137,6 @@ pub trait Driver: Sync {
     }
 }
 
-/// Receives the result of a read: the value, if there is one.
-pub type Found<'a> = dyn FnMut(Option<&[u8]>) -> Result<()> + 'a;
-/// Receives a key and what a driver of another language found for it.
-pub type Fetched<'a> = dyn FnMut(&[u8], Option<&[u8]>) -> Result<()> + 'a;
-/// Receives one pair of a scan.
-pub type Pair<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
-/// The pairs of one commit.
-pub type Pairs<'a> = dyn Iterator<Item = (&'a [u8], &'a [u8])> + 'a;
-/// Decides about one pair of a scan.
-pub type Choice<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool> + 'a;
-/// The reads of one snapshot.
-pub type Reading<'a> = dyn FnMut(&dyn Reader) -> Result<()> + 'a;
-
 /// A snapshot of a store.
 pub trait Reader {
     /// Reads one key.
@@ -195,6 +183,17 @@ pub trait Outside {
 
 /// Number of pairs that one scan reads when it has no upper end.
 const DELETED_AT_ONCE: u64 = 1_000;
+
+/// Receives a key and what a driver of another language found for it.
+pub type Fetched<'a> = dyn FnMut(&[u8], Option<&[u8]>) -> Result<()> + 'a;
+/// Receives one pair of a scan.
+pub type Pair<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
+/// The pairs of one commit.
+pub type Pairs<'a> = dyn Iterator<Item = (&'a [u8], &'a [u8])> + 'a;
+/// Decides about one pair of a scan.
+pub type Choice<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool> + 'a;
+/// The reads of one snapshot.
+pub type Reading<'a> = dyn FnMut(&dyn Reader) -> Result<()> + 'a;
 
 /// An open store. Many threads may make any call at once.
 pub trait Peer: Send + Sync {
@@ -378,15 +377,3 @@ pub fn decide(chosen: &mut Result<()>, decision: Result<bool>) -> bool {
         false
     })
 }
-
-/// The error of a peer that cannot do what the lab asks. It becomes `n/a` in the report and fails nothing.
-#[derive(Debug)]
-pub struct Unsupported(pub &'static str);
-
-impl fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl std::error::Error for Unsupported {}

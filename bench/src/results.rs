@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 use crate::measure::Phase;
+use crate::measure::Record;
 use crate::peer::{Class, Description};
 use crate::probe::Probe;
-use crate::workloads::Record;
 
 /// Number of the schema that this lab writes. It grows when a field changes its meaning.
 ///

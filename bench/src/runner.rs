@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::machine;
+use crate::measure::Record;
 use crate::memory_group::MemoryGroup;
 use crate::peer::{Class, Driver};
 use crate::peers;
@@ -23,7 +24,7 @@ use crate::probe::{self, Busy, Probe};
 use crate::results::{Header, Journal, Outcome, Run};
 use crate::scratch::Scratch;
 use crate::storage::sync_file_system;
-use crate::workloads::{self, Context, Record, Recorder, Task};
+use crate::workloads::{self, Context, Recorder, Task};
 
 /// Set by the signal that asks the lab to stop.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{Entry, Row, bytes_text, ratio_text, rows_of, runs_of, spread_text, time_text, workloads};
+use crate::analysis::{Entry, Row, rows_of, runs_of, spread_text, workloads};
 use crate::results::{Label, Outcome, Results, Run};
+use crate::text::{bytes_text, ratio_text, time_text};
 
 impl Results {
     /// Returns the tables.

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::connection::Answer;
+use crate::answer::Answer;
+use crate::answer::{Found, Unsupported};
 use crate::data::key_text;
-use crate::peer::{Found, Unsupported};
 
 const NOT_ETCD: Unsupported = Unsupported("does not speak etcd's protocol");
 

@@ -13,11 +13,12 @@
 //! | cannot do it | one took part | cannot be compared |
 //! | cannot do it | nor can they | is left out |
 
-use crate::analysis::{Entry, NO_STORES, Row, Standing, bytes_text, rows_of, runs_of, time_text, workloads};
+use crate::analysis::{Entry, NO_STORES, Row, Standing, rows_of, runs_of, workloads};
 use crate::machine::Machine;
 use crate::peer::Class;
 use crate::results::Results;
 use crate::statistics::{Spread, spread};
+use crate::text::{bytes_text, time_text};
 
 /// Times closer than this are called equal.
 const SAME: f64 = 0.03;

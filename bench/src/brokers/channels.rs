@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
+use crate::answer::Unsupported;
 use crate::broker::{Broker, Receiver};
-use crate::peer::{Class, Description, Driver, Peer, Setting, Unsupported};
+use crate::peer::{Class, Description, Driver, Peer, Setting};
 
 /// Maximum time to wait for a message.
 const WAIT: Duration = Duration::from_secs(20);

@@ -11,8 +11,9 @@ use duramen::topic::{
 };
 use duramen::{Batch, Durability, Map, Options, Store};
 
+use crate::answer::Found;
 use crate::broker::{Acknowledge, Broker, Member, Receiver, Together};
-use crate::peer::{Class, Found, Setting};
+use crate::peer::{Class, Setting};
 
 /// How long a member waits for messages.
 const WAIT: Duration = Duration::from_millis(20);

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, bail};
 
 use super::duramen;
+use crate::answer::{Found, Unsupported};
 use crate::broker::{Broker, Member, Receiver, Together};
-use crate::peer::{Class, Description, Driver, Found, Peer, Setting, Unsupported};
+use crate::peer::{Class, Description, Driver, Peer, Setting};
 
 /// The fault of a faulty broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

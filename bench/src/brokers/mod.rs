@@ -7,17 +7,17 @@ pub mod grpc;
 mod nats;
 pub mod null;
 mod redis;
-pub mod server;
 
 use crate::peer::Driver;
+use crate::servers::grpc::Shape;
 
 /// Brokers that are not stores, in the order of the reports.
 pub const ALL: &[&dyn Driver] = &[
     &channels::Channels,
-    &grpc::DuramenGrpc(grpc::Shape::Together),
-    &grpc::DuramenGrpc(grpc::Shape::Apart),
-    &grpc::TonicFloor(grpc::Shape::Together),
-    &grpc::TonicFloor(grpc::Shape::Apart),
+    &grpc::DuramenGrpc(Shape::Together),
+    &grpc::DuramenGrpc(Shape::Apart),
+    &grpc::TonicFloor(Shape::Together),
+    &grpc::TonicFloor(Shape::Apart),
     &nats::Core,
     &nats::JetStream,
     &redis::Streams,

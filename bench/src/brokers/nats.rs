@@ -19,10 +19,12 @@ use futures_util::future::try_join_all;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use tokio::runtime::Runtime;
 
-use super::server::{self, NATS, PATIENCE, Server, TOGETHER, deliver};
+use crate::answer::Answer;
+use crate::answer::Unsupported;
 use crate::broker::{Acknowledge, Broker, Member, Receiver};
-use crate::connection::{Answer, Connection, Way};
-use crate::peer::{Class, Description, Driver, Peer, Setting, Unsupported};
+use crate::connection::{Connection, Way};
+use crate::peer::{Class, Description, Driver, Peer, Setting};
+use crate::servers::{self, NATS, PATIENCE, Server, TOGETHER, deliver};
 
 /// The driver of NATS without streams.
 pub struct Core;
@@ -202,7 +204,7 @@ impl Opened {
             std::fs::write(&path, text)?;
             Ok(vec!["--config".to_string(), path.display().to_string()])
         })?;
-        let runtime = server::runtime()?;
+        let runtime = servers::runtime()?;
         let connect = || runtime.block_on(Publishing::connect(&server, streams.is_some()));
         Ok(Box::new(Opened {
             publishing: connect()?,

@@ -15,10 +15,12 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, Value};
 use tokio::runtime::Runtime;
 
-use super::server::{self, PATIENCE, REDIS, Server, TOGETHER, deliver};
+use crate::answer::Answer;
+use crate::answer::{Found, Unsupported};
 use crate::broker::{Acknowledge, Broker, Member, Receiver, Together, number_and_time};
-use crate::connection::{Answer, Connection, Way};
-use crate::peer::{Class, Description, Driver, Found, Peer, Setting, Unsupported};
+use crate::connection::{Connection, Way};
+use crate::peer::{Class, Description, Driver, Peer, Setting};
+use crate::servers::{self, PATIENCE, REDIS, Server, TOGETHER, deliver};
 
 /// The driver of Redis with a stream for each topic.
 pub struct Streams;
@@ -273,7 +275,7 @@ impl Opened {
                 .map(|argument| argument.to_string())
                 .collect())
         })?;
-        let runtime = server::runtime()?;
+        let runtime = servers::runtime()?;
         let client = Client::open(format!("redis://{}", server.address))?;
         let open = runtime.block_on(Open::connect(&client, has_streams))?;
         let started = Instant::now();

@@ -17,12 +17,12 @@ use serde_json::Value;
 
 use super::protocol::{Count, Hello, Request, RunAnswer, RunRequest, Wrong, next_found, unhex};
 use super::session::{PATIENCE, Session};
+use crate::answer::{Found, Unsupported};
 use crate::data::{Generator, KeySlice, Keys, Length, Values, wrong_read};
 use crate::load::{Load, MemoryFile, Operation};
 use crate::measure::{Latencies, Timeline};
 use crate::peer::{
-    CACHE_BYTES, Class, Description, Driver, Fetched, Found, Outside, Pair, Pairs, Peer, Ran, Reader, Reading, Setting,
-    Unsupported,
+    CACHE_BYTES, Class, Description, Driver, Fetched, Outside, Pair, Pairs, Peer, Ran, Reader, Reading, Setting,
 };
 use crate::scratch::Scratch;
 

@@ -10,11 +10,12 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::protocol::{Count, Hello, Request, RunAnswer, RunRequest, VERSION, Wrong, hex, push_found};
+use crate::answer::Unsupported;
 use crate::crew::{Pace, Worked, crew};
 use crate::data::Keys;
 use crate::load::Operation;
 use crate::measure::{Latencies, Timeline, nanos, now_nanos};
-use crate::peer::{Driver, Pairs, Peer, Setting, Unsupported};
+use crate::peer::{Driver, Pairs, Peer, Setting};
 
 /// What a driver does wrong beyond what its peer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::protocol::{Hello, Request, VERSION};
+use crate::answer::Unsupported;
 use crate::children::end_with_this_thread;
-use crate::peer::Unsupported;
 
 /// Maximum time of a request without a time of its own, and extra time of a request with one.
 pub const PATIENCE: Duration = Duration::from_secs(600);

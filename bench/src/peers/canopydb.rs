@@ -9,9 +9,10 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use canopydb::{Database, DbOptions, EnvOptions, Error, Tree, WriteTransaction};
 
-use super::locked_version;
+use crate::answer::Found;
 use crate::data::KeySlice;
-use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::peer::{Class, Description, Driver, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::versions::locked_version;
 
 const PAIRS: &[u8] = b"pairs";
 

@@ -6,15 +6,14 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use duramen::{Batch, Durability, Map, Options, Snapshot, Store, TransactionOptions};
 
-use super::locked_version;
+use crate::answer::Found;
 use crate::broker::Broker;
 use crate::brokers;
 use crate::data::KeySlice;
-use crate::peer::{
-    Choice, Class, Description, Driver, End, Found, Pair, Pairs, Peer, Reader, Reading, Setting, decide,
-};
+use crate::peer::{Choice, Class, Description, Driver, End, Pair, Pairs, Peer, Reader, Reading, Setting, decide};
 use crate::tree::Tree;
 use crate::trees;
+use crate::versions::locked_version;
 
 /// Number of pairs beyond which a commit uses a transaction. A transaction may be larger than memory; a batch is one
 /// record of the log.

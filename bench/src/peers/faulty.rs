@@ -14,8 +14,9 @@ use anyhow::Result;
 
 use super::btreemap::Locked;
 use super::lmdb::Lmdb;
+use crate::answer::Found;
 use crate::data::KeySlice;
-use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::peer::{Class, Description, Driver, Pair, Pairs, Peer, Reader, Reading, Setting};
 use crate::tree::Tree;
 use crate::trees;
 

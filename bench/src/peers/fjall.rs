@@ -8,9 +8,10 @@ use std::path::Path;
 use anyhow::Result;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable, Snapshot};
 
-use super::locked_version;
+use crate::answer::Found;
 use crate::data::KeySlice;
-use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::peer::{Class, Description, Driver, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::versions::locked_version;
 
 /// The driver of fjall.
 pub struct Fjall;

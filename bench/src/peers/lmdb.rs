@@ -12,9 +12,10 @@ use anyhow::{Context, Result};
 use heed::types::Bytes;
 use heed::{CompactionOption, Database, Env, EnvFlags, EnvOpenOptions, FlagSetMode, MdbError, PutFlags, RoTxn};
 
-use super::locked_version;
+use crate::answer::Found;
 use crate::data::KeySlice;
-use crate::peer::{Choice, Class, Description, Driver, End, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::peer::{Choice, Class, Description, Driver, End, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::versions::locked_version;
 
 /// Address space for the map. LMDB needs the largest size that the store will ever have; it takes no disk space.
 const MAP_BYTES: usize = 64 << 30;

@@ -88,24 +88,12 @@ pub fn one(name: &str) -> Result<&'static dyn Driver> {
     }
 }
 
-/// Returns the version of a built-in crate. It comes from the lock file, so it cannot be out of date.
-pub fn locked_version(name: &str) -> String {
-    let wanted = format!("name = \"{name}\"");
-    let mut lines = include_str!("../../Cargo.lock")
-        .lines()
-        .skip_while(|line| *line != wanted)
-        .skip(1);
-    let version = lines
-        .next()
-        .and_then(|line| line.strip_prefix("version = \"")?.strip_suffix('"'));
-    format!("{name} {}", version.unwrap_or("of unknown version"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::answer::Unsupported;
     use crate::data::{Checker, Generator, Keys, Length, Tally, Values};
-    use crate::peer::{CACHE_BYTES, Class, Peer, Setting, Unsupported};
+    use crate::peer::{CACHE_BYTES, Class, Peer, Setting};
     use crate::scratch::Scratch;
     use crate::workloads::tally_scan;
 

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
+use crate::answer::{Found, Unsupported};
 use crate::broker::Broker;
 use crate::brokers;
 use crate::data::KeySlice;
-use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting, Unsupported};
+use crate::peer::{Class, Description, Driver, Pair, Pairs, Peer, Reader, Reading, Setting};
 use crate::tree::Tree;
 use crate::trees;
 

@@ -12,11 +12,10 @@ use redb::{
     WriteTransaction,
 };
 
-use super::locked_version;
+use crate::answer::Found;
 use crate::data::KeySlice;
-use crate::peer::{
-    Choice, Class, Description, Driver, End, Found, Pair, Pairs, Peer, Reader, Reading, Setting, decide,
-};
+use crate::peer::{Choice, Class, Description, Driver, End, Pair, Pairs, Peer, Reader, Reading, Setting, decide};
+use crate::versions::locked_version;
 
 const PAIRS: TableDefinition<&[u8], &[u8]> = TableDefinition::new("pairs");
 

@@ -13,9 +13,10 @@ use rocksdb::{
     WriteOptions,
 };
 
-use super::locked_version;
+use crate::answer::Found;
 use crate::data::KeySlice;
-use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::peer::{Class, Description, Driver, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::versions::locked_version;
 
 /// The driver of RocksDB.
 pub struct Rocksdb;

@@ -11,9 +11,10 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 
-use super::locked_version;
+use crate::answer::Found;
 use crate::data::KeySlice;
-use crate::peer::{Class, Description, Driver, Found, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::peer::{Class, Description, Driver, Pair, Pairs, Peer, Reader, Reading, Setting};
+use crate::versions::locked_version;
 
 const PUT: &str = "INSERT INTO pairs VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = excluded.value";
 const DELETE: &str = "DELETE FROM pairs WHERE key = ?1";

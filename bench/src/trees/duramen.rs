@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result, bail};
 use duramen::tree::{Tree as DuramenTree, TreeError, TreeWatches, Trees, WatchOptions, Watched};
 use duramen::{Durability, Options, Store};
 
-use crate::peer::{Class, Found, Setting};
+use crate::answer::Found;
+use crate::peer::{Class, Setting};
 use crate::tree::{Change, EmbeddedTree, FullTree, NodeFound, NodeSeen, Tree, Watches};
 
 /// The name of the tree.

@@ -15,12 +15,13 @@ use duramen_proto::etcd::server::request_op::Request;
 use duramen_proto::etcd::server::{Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::brokers::grpc::{Serving, Shape};
-use crate::brokers::server::{ETCD, PATIENCE, Server, free_port};
-use crate::connection::Answer;
-use crate::peer::{Class, Description, Driver, Peer, Setting, Unsupported};
-use crate::peers::locked_version;
+use crate::answer::Answer;
+use crate::answer::Unsupported;
+use crate::peer::{Class, Description, Driver, Peer, Setting};
+use crate::servers::grpc::{Serving, Shape};
+use crate::servers::{ETCD, PATIENCE, Server, free_port};
 use crate::tree::{ServedTree, Tree, TreeConnection};
+use crate::versions::locked_version;
 
 /// The driver of etcd.
 pub struct Etcd;

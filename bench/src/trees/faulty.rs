@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use super::duramen;
-use crate::peer::{Class, Description, Driver, Found, Peer, Setting, Unsupported};
+use crate::answer::{Found, Unsupported};
+use crate::peer::{Class, Description, Driver, Peer, Setting};
 use crate::tree::{Change, EmbeddedTree, FullTree, NodeFound, NodeSeen, Tree, Watches};
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -21,9 +21,10 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::etcd::start_duramen;
-use crate::brokers::grpc::Serving;
-use crate::connection::Answer;
-use crate::peer::{Class, Description, Driver, Peer, Setting, Unsupported};
+use crate::answer::Answer;
+use crate::answer::Unsupported;
+use crate::peer::{Class, Description, Driver, Peer, Setting};
+use crate::servers::grpc::Serving;
 use crate::tree::{ServedTree, Tree, TreeConnection};
 
 #[derive(Clone, Copy, PartialEq, Eq)]

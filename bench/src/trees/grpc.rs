@@ -6,9 +6,9 @@ use anyhow::Result;
 use duramen_client::{Acknowledge, Client, NodePut, Tree as ClientTree, WriteOptions};
 
 use super::duramen::NAME;
-use crate::brokers::grpc::{Serving, Shape};
-use crate::connection::Answer;
+use crate::answer::Answer;
 use crate::peer::{Class, Setting};
+use crate::servers::grpc::{Serving, Shape};
 use crate::tree::{ServedTree, Tree, TreeConnection};
 
 struct Opened {

@@ -10,9 +10,10 @@ use async_nats::jetstream::context::ContextBuilder;
 use async_nats::jetstream::kv::{Config, CreateErrorKind, Store};
 use async_nats::jetstream::stream::StorageType;
 
-use crate::brokers::server::{NATS, PATIENCE, Server};
-use crate::connection::Answer;
-use crate::peer::{Class, Description, Driver, Peer, Setting, Unsupported};
+use crate::answer::Answer;
+use crate::answer::Unsupported;
+use crate::peer::{Class, Description, Driver, Peer, Setting};
+use crate::servers::{NATS, PATIENCE, Server};
 use crate::tree::{ServedTree, Tree, TreeConnection};
 
 const BUCKET: &str = "lab";

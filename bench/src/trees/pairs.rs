@@ -3,7 +3,8 @@
 
 use anyhow::Result;
 
-use crate::peer::{Found, Peer};
+use crate::answer::Found;
+use crate::peer::Peer;
 use crate::tree::{EmbeddedTree, Tree};
 
 /// Uses a peer as a tree. An exempt peer stores nothing, so what it is asked to delete counts as deleted.

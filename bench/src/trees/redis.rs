@@ -8,9 +8,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, Value};
 
-use crate::brokers::server::{PATIENCE, REDIS, Server};
-use crate::connection::Answer;
-use crate::peer::{Class, Description, Driver, Peer, Setting, Unsupported};
+use crate::answer::Answer;
+use crate::answer::Unsupported;
+use crate::peer::{Class, Description, Driver, Peer, Setting};
+use crate::servers::{PATIENCE, REDIS, Server};
 use crate::tree::{ServedTree, Tree, TreeConnection};
 
 /// The driver of Redis.

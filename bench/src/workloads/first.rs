@@ -7,9 +7,9 @@ use anyhow::Result;
 
 use super::loads::{get_in_snapshots, get_untimed, put_each, read_back_shares, scan_and_verify};
 use super::{Context, Recorder, Workload, variant};
+use crate::answer::Unsupported;
 use crate::data::{Generator, Length, Tally, Values};
 use crate::measure::{Done, Work};
-use crate::peer::Unsupported;
 
 pub const WORKLOAD: Workload = Workload {
     name: "first",

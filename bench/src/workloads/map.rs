@@ -8,9 +8,10 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::loads::{delete_each, get_each, put_each, read_back, read_back_shares, shares};
 use super::{Context, Recorder, Variant, Workload, tally_scan, variant};
+use crate::answer::Unsupported;
 use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Work};
-use crate::peer::{Peer, Unsupported};
+use crate::peer::Peer;
 
 /// Number of threads in every phase. The published test starts a goroutine for each operation.
 pub const THREADS: usize = 16;

@@ -38,12 +38,13 @@ mod ycsb;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use serde::{Deserialize, Serialize};
 
+use crate::answer::Unsupported;
 use crate::crew::Pace;
 use crate::data::{Checker, Tally, Values};
-use crate::measure::{Done, Meter, Phase, Work};
-use crate::peer::{CACHE_BYTES, Class, Driver, Peer, Setting, Unsupported};
+use crate::measure::{BY_LIMIT, Record};
+use crate::measure::{Done, Meter, Work};
+use crate::peer::{CACHE_BYTES, Class, Driver, Peer, Setting};
 
 pub use members::MemberArguments;
 pub use messages::killed_publisher::publish_until_killed;
@@ -359,20 +360,6 @@ impl Context<'_> {
 fn scaled(count: usize, scale: f64) -> usize {
     ((count as f64 * scale).round() as usize).max(1)
 }
-
-/// The result of one run.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Record {
-    /// The measurements.
-    pub phases: Vec<Phase>,
-    /// Phases that did not run, with the reason: the peer cannot run them, or the cell reached its limit.
-    pub unsupported: Vec<(String, String)>,
-    /// Facts in addition to the measurements.
-    pub notes: Vec<String>,
-}
-
-/// End of a reason when the limit of the cell prevented a phase.
-pub const BY_LIMIT: &str = "within the time limit of the cell";
 
 /// Measures the phases of one run.
 pub struct Recorder<'a> {

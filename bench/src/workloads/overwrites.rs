@@ -9,10 +9,10 @@ use anyhow::Result;
 use super::control::beside_control;
 use super::loads::{load_row, read_back_versions};
 use super::{Context, Recorder, Workload, variant};
-use crate::analysis::time_text;
 use crate::crew::alone;
 use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Latencies, Work};
+use crate::text::time_text;
 
 /// Seconds of overwriting at scale 1, and the minimum at any scale.
 const SECONDS: f64 = 60.0;

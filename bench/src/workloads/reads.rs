@@ -11,10 +11,11 @@ use super::loads::{
     Versions, get_each, get_untimed, put_each, ranges_in_a_snapshot, read_back_shares, scan_and_verify,
 };
 use super::{Context, Recorder, Workload, variant};
+use crate::answer::Unsupported;
 use crate::crew::{Pace, crew, together};
 use crate::data::{Checker, Generator, Keys, Length, Tally, Values};
 use crate::measure::Work;
-use crate::peer::{Peer, Unsupported};
+use crate::peer::Peer;
 
 /// Numbers of threads that read in snapshots of their own.
 const THREADS: [usize; 3] = [1, 4, 32];

@@ -9,10 +9,10 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::loads::{delete_each, put_each, read_back, read_back_shares, shares};
 use super::{Context, Recorder, Workload, tally_scan, variant};
-use crate::analysis::bytes_text;
 use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Work, now_nanos};
 use crate::scratch::allocated_bytes;
+use crate::text::bytes_text;
 
 /// Interval between two checks of the files.
 const LOOK: Duration = Duration::from_millis(50);

@@ -14,10 +14,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 use super::loads::{get_each, read_back, run_outside};
-use super::{BY_LIMIT, Context, Recorder, Workload, variant};
+use super::{Context, Recorder, Workload, variant};
 use crate::crew::{Worked, alone};
 use crate::data::{Generator, Keys, Length, Values};
 use crate::load::{Load, LoadWriter, Operation};
+use crate::measure::BY_LIMIT;
 use crate::measure::{Done, Work};
 use crate::peer::{Outside, Pairs, Peer};
 

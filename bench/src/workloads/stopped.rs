@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::Record;
 use super::tests::{pace, run_paced};
 use crate::crew::Pace;
 use crate::data::KeySlice;
+use crate::measure::Record;
 use crate::measure::now_nanos;
 use crate::peer::{Class, Description, Driver, Pairs, Peer, Reading, Setting};
 use crate::peers;

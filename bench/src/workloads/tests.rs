@@ -2,9 +2,10 @@
 
 use anyhow::Result;
 
-use super::{Context, Record, Recorder, Task, named};
+use super::{Context, Recorder, Task, named};
 use crate::brokers;
 use crate::crew::Pace;
+use crate::measure::Record;
 use crate::measure::now_nanos;
 use crate::peer::{Class, Driver};
 use crate::peers;

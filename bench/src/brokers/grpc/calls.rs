@@ -4,8 +4,9 @@ use anyhow::{Result, bail};
 use duramen_client::{Map, Publisher, Topic};
 
 use super::copied;
-use crate::connection::{Answer, Connection};
-use crate::peer::Unsupported;
+use crate::answer::Answer;
+use crate::answer::Unsupported;
+use crate::connection::Connection;
 
 /// A connection whose requests are calls.
 pub struct Calls {

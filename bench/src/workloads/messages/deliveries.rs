@@ -8,12 +8,12 @@ use tokio::runtime::Builder;
 use tokio::task::unconstrained;
 
 use super::{Context, PAYLOAD_BYTES};
+use crate::answer::Unsupported;
 use crate::broker::{Board, Broker, Payload};
 use crate::connection::Way;
 use crate::crew::{Worked, alone};
 use crate::flight::Flight;
 use crate::measure::{Done, Work, own_bytes};
-use crate::peer::Unsupported;
 use crate::workloads::Recorder;
 
 /// Messages to topics, and their receivers.

@@ -8,9 +8,10 @@ use std::io::Write;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::PAYLOAD_BYTES;
+use crate::answer::Unsupported;
 use crate::broker::{Board, Broker, Payload, Together};
 use crate::measure::{Done, Work};
-use crate::peer::{Class, Unsupported};
+use crate::peer::Class;
 use crate::workloads::killing::{Writing, kill_after};
 use crate::workloads::{Context, Recorder, Workload, variant};
 

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, anyhow};
 
 use super::{PAYLOAD_BYTES, read_back};
-use crate::analysis::time_text;
+use crate::answer::Unsupported;
 use crate::broker::{Board, Broker, Payload};
 use crate::crew::{Pace, alone};
 use crate::measure::{Done, Latencies, Work};
-use crate::peer::Unsupported;
+use crate::text::time_text;
 use crate::workloads::control::beside_control;
 use crate::workloads::{Context, Recorder, Workload, variant};
 

@@ -18,10 +18,10 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 
 use super::{Context, Recorder};
+use crate::answer::Unsupported;
 use crate::broker::{Board, Broker, Payload};
 use crate::crew::{Shift, Worked};
 use crate::measure::Work;
-use crate::peer::Unsupported;
 
 /// The names of all these workloads.
 pub const NAMES: &[&str] = &[

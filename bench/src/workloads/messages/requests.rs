@@ -9,8 +9,10 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::Result;
 
 use super::{PAYLOAD_BYTES, read_back};
+use crate::answer::Answer;
+use crate::broker::connect;
 use crate::broker::{Broker, Payload};
-use crate::connection::{Answer, Way, connect};
+use crate::connection::Way;
 use crate::data::{Checker, Generator, Keys, Length, Values};
 use crate::flight::{Flight, on_connections};
 use crate::measure::{Done, Work};

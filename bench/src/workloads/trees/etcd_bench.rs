@@ -23,8 +23,8 @@ use futures_util::stream;
 use tonic::transport::Channel;
 
 use super::etcd_watch;
+use crate::answer::Answer;
 use crate::children;
-use crate::connection::Answer;
 use crate::crew::Shift;
 use crate::data::{Checker, Generator, Length, Values, key_text};
 use crate::flight::{Flight, on_connections};

@@ -17,7 +17,7 @@ use duramen_proto::etcd::server::{PutRequest, WatchCreateRequest, WatchRequest, 
 use futures_util::{StreamExt, stream};
 use tokio::time::timeout;
 
-use crate::connection::Answer;
+use crate::answer::Answer;
 use crate::crew::Worked;
 use crate::data::Values;
 use crate::flight::{Flight, on_connections};

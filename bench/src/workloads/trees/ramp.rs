@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
 
-use crate::connection::Answer;
+use crate::answer::Answer;
 use crate::crew::{Shift, Worked, crew, together};
 use crate::data::{Checker, Generator, KeySlice, Keys, Length, Values};
 use crate::flight::{Flight, on_connections};

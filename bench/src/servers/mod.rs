@@ -3,6 +3,8 @@
 //! A broker starts its server on a free port of the loopback address, with its files in the directory of the run. The
 //! server is killed when the broker closes, and when the thread that opened it ends.
 
+pub mod grpc;
+
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -19,7 +21,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::broker::Receiver;
 use crate::children::{self, end_with_this_thread};
 use crate::peer::Description;
-use crate::peers::locked_version;
+use crate::versions::locked_version;
 
 /// Maximum time to wait for a message, an acknowledgement, or the start of a server.
 pub const PATIENCE: Duration = Duration::from_secs(20);

@@ -31,6 +31,7 @@ mod merge;
 mod page;
 #[cfg(test)]
 mod tests;
+mod verify;
 mod window;
 
 use std::ops::{Deref, Range};
@@ -48,7 +49,8 @@ pub(crate) use find::{Found, find, leaf_of};
 #[allow(unused_imports)]
 pub(crate) use merge::{Division, MergeOptions, MergedPart, Part, assemble, divide, merge, merge_part};
 #[allow(unused_imports)]
-pub(crate) use page::{seal_page, verify_page};
+pub(crate) use page::seal_page;
+pub(crate) use verify::verify_page;
 
 /// No tree is higher: with at least 14 children to a full branch, pages run out long before.
 pub(crate) const HEIGHT_MAX: usize = 16;

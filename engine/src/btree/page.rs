@@ -1,4 +1,4 @@
-//! What leaves and branches have in common: the header, the prefix of all keys, the seal and its verification.
+//! What leaves and branches have in common: the header, the prefix of all keys, and the seal.
 //!
 //! ```text
 //!  0  checksum u32       CRC-32C of all other bytes of the page, begun with the seed of the store; what refers to
@@ -20,12 +20,8 @@ use std::cmp::Ordering;
 
 use crate::checksum::checksum_with;
 use crate::error::{Error, Result};
-use crate::limits::{BRANCH_BYTES, FULL_KEY_BYTES_MAX, PAGE_BYTES};
-use crate::planted::{PlantedBug, is_planted};
 
 use super::Link;
-use super::branch::Branch;
-use super::leaf::Leaf;
 
 pub(super) const HEADER_BYTES: usize = 64;
 const NUMBER_AT: usize = 4;
@@ -33,7 +29,7 @@ const BIRTH_AT: usize = 8;
 const KIND_AT: usize = 16;
 const LEVEL_AT: usize = 17;
 const COUNT_AT: usize = 18;
-const PREFIX_LENGTH_AT: usize = 20;
+pub(super) const PREFIX_LENGTH_AT: usize = 20;
 const HEAP_TOP_AT: usize = 22;
 const INLINE_PREFIX_AT: usize = 32;
 const INLINE_PREFIX_BYTES: usize = HEADER_BYTES - INLINE_PREFIX_AT;
@@ -67,7 +63,7 @@ pub(super) fn birth(page: &[u8]) -> u64 {
 }
 
 #[inline(always)]
-fn kind(page: &[u8]) -> u8 {
+pub(super) fn kind(page: &[u8]) -> u8 {
     page[KIND_AT]
 }
 
@@ -193,56 +189,6 @@ pub(crate) fn seal_page(page: &mut [u8], number: u32, birth: u64, seed: u32) -> 
     Link {
         page: number,
         checksum: sum,
-    }
-}
-
-/// Checks a page at its first touch: checksum, that it is the version that `link` refers to, its own number, and that every
-/// offset and length in it stays inside it. After this no accessor can panic. It does not look at the order of keys, which
-/// cannot make anything panic, and which the checksum vouches for.
-pub(crate) fn verify_page(link: Link, page: &[u8], seed: u32) -> Result<()> {
-    let number = link.page;
-    let wrong = |what: String| Err(Error::damaged(format!("page {number} of the data file: {what}")));
-    if page.len() != PAGE_BYTES && page.len() != BRANCH_BYTES {
-        return wrong(format!(
-            "a page has {PAGE_BYTES} or {BRANCH_BYTES} bytes, not {}",
-            page.len()
-        ));
-    }
-    let (found, expected) = (checksum_with(seed, &page[4..]), u32_at(page, 0));
-    if found != expected {
-        return wrong(format!("checksum {found:#010x}, expected {expected:#010x}"));
-    }
-    if self::number(page) != number {
-        return wrong(format!("it says it is page {}", self::number(page)));
-    }
-    if found != link.checksum && !is_planted(PlantedBug::ChildChecksumNotCompared) {
-        let expected = link.checksum;
-        return wrong(format!(
-            "it is another version than what refers to it says: checksum {found:#010x}, expected {expected:#010x}"
-        ));
-    }
-    match verify_structure(page) {
-        Ok(()) => Ok(()),
-        Err(what) => wrong(what.to_owned()),
-    }
-}
-
-fn verify_structure(page: &[u8]) -> Result<(), &'static str> {
-    let prefix_length = u16_at(page, PREFIX_LENGTH_AT) as usize;
-    if prefix_length > FULL_KEY_BYTES_MAX {
-        return Err("its prefix is longer than a key");
-    }
-    if count(page) == 0 {
-        return Err("it is empty");
-    }
-    if heap_top(page) < HEADER_BYTES || heap_top(page) > heap_end(page) {
-        return Err("its heap begins outside the page");
-    }
-    match (kind(page), page.len()) {
-        (LEAF, PAGE_BYTES) => Leaf::verify(page),
-        (BRANCH, BRANCH_BYTES) => Branch::verify(page),
-        (LEAF | BRANCH, _) => Err("it is of the other kind than what refers to it says"),
-        _ => Err("it is neither a leaf nor a branch"),
     }
 }
 

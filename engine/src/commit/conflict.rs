@@ -12,7 +12,7 @@ use crate::index::IndexCursor;
 use crate::key::full_key::FullRange;
 use crate::planted::{PlantedBug, is_planted};
 use crate::read::deleted::Deleted;
-use crate::read::view::GenerationView;
+use crate::read::generation_view::GenerationView;
 
 /// What must not have changed since a transaction began.
 #[derive(Debug, Default)]

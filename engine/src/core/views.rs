@@ -9,7 +9,8 @@ use crate::datafile::register::{Kept, Register};
 use crate::error::{Error, Reason, Result};
 use crate::log::LogView;
 use crate::read::deleted::Deleted;
-use crate::read::view::{GenerationView, View};
+use crate::read::generation_view::GenerationView;
+use crate::read::view::View;
 use crate::region::{GenerationEntry, Pin, Version};
 
 impl Core {

@@ -9,8 +9,9 @@ use crate::key::full_key::FullRange;
 use crate::limits::INLINE_VALUE_BYTES_MAX;
 use crate::log::FoldCosts;
 use crate::read::above::{Above, Input};
-use crate::read::deleted::{Around, Deleted};
-use crate::read::view::GenerationView;
+use crate::read::around::Around;
+use crate::read::deleted::Deleted;
+use crate::read::generation_view::GenerationView;
 use crate::read::write_set::{Layer, Written};
 
 /// The newest change of every key in frozen generations, or in the layers of a transaction, in key order.

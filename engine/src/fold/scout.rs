@@ -5,7 +5,7 @@
 use crate::btree::{ChangeStream as _, PageSource, Root, leaf_of};
 use crate::error::Result;
 use crate::fold::newest::NewestChanges;
-use crate::read::view::GenerationView;
+use crate::read::generation_view::GenerationView;
 
 /// Operations by which a scout is ahead of the merge: enough for the disk to have something to choose from, and so little that
 /// what was asked for is still in memory when the merge comes to it.

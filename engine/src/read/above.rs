@@ -8,8 +8,8 @@ use crate::btree::{Cursor, PageSource, Root};
 use crate::error::Result;
 use crate::index::IndexCursor;
 use crate::log::LogView;
-use crate::read::deleted::LAYER_RANK;
-use crate::read::view::{GenerationView, Run};
+use crate::read::around::LAYER_RANK;
+use crate::read::generation_view::{GenerationView, Run};
 use crate::read::write_set::{Layer, LayerCursor};
 
 /// Inputs, oldest first.

@@ -16,9 +16,11 @@ use crate::error::{Error, Result};
 use crate::index::OUT_OF_ORDER;
 use crate::key::full_key::{FullRange, successor};
 use crate::read::above::{Above, Input};
-use crate::read::deleted::{Around, Deleted, Deletions, NOTHING_RANK, Ranges};
+use crate::read::around::{Around, NOTHING_RANK};
+use crate::read::deleted::{Deleted, Deletions, Ranges};
+use crate::read::generation_view::GenerationView;
 use crate::read::value::{Entry, Source, Value};
-use crate::read::view::{GenerationView, View, entry_at};
+use crate::read::view::{View, entry_at};
 use crate::read::write_set::{Layer, OwnWrites};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

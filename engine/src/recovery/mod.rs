@@ -64,7 +64,7 @@ use crate::log::{
     headers_from, scan,
 };
 use crate::planted::{PlantedBug, is_planted};
-use crate::read::view::GenerationView;
+use crate::read::generation_view::GenerationView;
 use crate::region::processes::{LOCK_FILE, Seat};
 use crate::region::{FIRST_VERSION, GenerationState, REGION_FILE, Region, Version, remove_stale};
 use crate::settings::Settings;

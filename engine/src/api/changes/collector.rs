@@ -12,9 +12,10 @@ use crate::key::full_key::{CATALOG, FIRST_USER_MAP, FullRange, split};
 use crate::limits::MAP_ID_BYTES;
 use crate::log::{Operation, OperationKind, Operations, decode_root};
 use crate::read::deleted::Deleted;
+use crate::read::generation_view::GenerationView;
 use crate::read::scan::Scan;
 use crate::read::value::{Entry, Source};
-use crate::read::view::{GenerationView, entry_at, in_tree, recent};
+use crate::read::view::{entry_at, in_tree, recent};
 use crate::read::write_set::OwnWrites;
 use crate::region::Version;
 

@@ -11,7 +11,7 @@ use crate::core::pins::{Purpose, describe};
 use crate::core::streams::{Follower, Hold, State};
 use crate::error::{Reason, Result};
 use crate::log::first_record;
-use crate::read::view::GenerationView;
+use crate::read::generation_view::GenerationView;
 use crate::region::{GenerationEntry, GenerationState, Patience};
 
 /// How long a stream waits at a time while generations are freed.

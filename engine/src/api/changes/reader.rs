@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::limits::STREAM_KEYS_MAX;
 use crate::log::{LOG_START, RECORD_HEADER_BYTES, SegmentHeader, first_record, record_bytes};
 use crate::read::deleted::Replayed;
+use crate::read::generation_view::GenerationView;
 use crate::read::value::Entry;
-use crate::read::view::GenerationView;
 use crate::region::Version;
 
 /// Where a stream reads the log, and the generations in which it looks old values up. Valid for one pinned version.

@@ -11,19 +11,17 @@
 //! A commit is in a set with its number: what was put later counts again, by comparing commits. Nothing here is shared between
 //! processes, and nothing is lost with a process.
 
-mod around;
 mod ranges;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-pub(crate) use around::{Around, LAYER_RANK, NOTHING_RANK};
 pub(crate) use ranges::Ranges;
 
 use crate::error::{Error, Result};
 use crate::key::full_key::FullRange;
-use crate::read::view::GenerationView;
+use crate::read::generation_view::GenerationView;
 
 /// Sets of earlier commits that are kept: threads make views of slightly different commits at the same time.
 const MOMENTS_MAX: usize = 64;
@@ -78,7 +76,7 @@ impl Deleted {
     }
 
     /// The ranges, if they could be read.
-    fn ranges(&self) -> Option<&Ranges> {
+    pub(crate) fn ranges(&self) -> Option<&Ranges> {
         match self.set.as_deref()? {
             Set::Ranges(ranges) => Some(ranges),
             Set::Damage(_) => None,
@@ -199,7 +197,7 @@ impl Moment {
         }
     }
 
-    fn ranges(&self) -> Ranges {
+    pub(crate) fn ranges(&self) -> Ranges {
         match &*self.set {
             Set::Ranges(ranges) => ranges.clone(),
             Set::Damage(_) => Ranges::default(),

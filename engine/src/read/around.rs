@@ -1,7 +1,7 @@
 //! What is deleted around the place where a walk stands.
 
-use super::{Deleted, Ranges};
 use crate::key::full_key::FullRange;
+use crate::read::deleted::{Deleted, Ranges};
 use crate::read::write_set::Layer;
 
 /// Rank of the oldest layer of a transaction: above every commit.
@@ -125,7 +125,7 @@ impl<'a> Around<'a> {
         };
         let before = match &found {
             Some(found) if found.contains(key) => {
-                rank = Some(if found.commit > self.deleted.base {
+                rank = Some(if found.commit > self.deleted.base() {
                     found.commit
                 } else {
                     0

@@ -1,6 +1,8 @@
 //! The modules of the engine, the topics and the trees are layers: each may import only from those that the `lib.rs` of its crate
-//! declares before it. (Test modules may import anything, and comments may name anything.)
+//! declares before it. The files and folders of one folder import from each other in one direction, in the lab too. (Test modules may
+//! import anything, and comments may name anything.)
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The modules of a `lib.rs`, in the order in which it declares them.
@@ -65,6 +67,154 @@ fn check(name: &str, files_min: usize) {
         checked += 1;
     }
     assert!(checked >= files_min, "{checked} files");
+}
+
+/// What each entry of a folder imports from other entries of it: files by their name, folders as a whole.
+type Imports = BTreeMap<String, BTreeSet<String>>;
+
+/// The name that a path begins with, or the names that the paths in braces begin with.
+fn first_names(path: &str) -> Vec<String> {
+    let (mut names, mut depth, mut is_first) = (vec![String::new()], 0, true);
+    for letter in path.chars() {
+        match letter {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 1 => {
+                names.push(String::new());
+                is_first = true;
+            }
+            _ if letter.is_whitespace() => {}
+            _ if !letter.is_alphanumeric() && letter != '_' => is_first = false,
+            _ if is_first => names.last_mut().expect("there is one").push(letter),
+            _ => {}
+        }
+        if depth == 0 && (!is_first || letter == '}') {
+            break;
+        }
+    }
+    names
+}
+
+/// The entries of its folder that a text imports, by paths that begin with one of the prefixes.
+fn siblings(text: &str, prefixes: &[String]) -> BTreeSet<String> {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let code = lines.collect::<Vec<_>>().join("\n");
+    let mut found = BTreeSet::new();
+    for prefix in prefixes {
+        for (place, _) in code.match_indices(prefix.as_str()) {
+            // `super::super::x` is of another folder.
+            let is_inside = code[..place].ends_with(|before: char| before.is_alphanumeric() || "_:".contains(before));
+            if !is_inside {
+                found.extend(first_names(&code[place + prefix.len()..]));
+            }
+        }
+    }
+    found
+}
+
+/// The imports among the entries of a folder, without the file that describes the folder itself.
+fn imports_among(folder: &Path, source: &Path) -> Imports {
+    let relative = folder.strip_prefix(source).expect("it lies in the directory");
+    let own = relative.iter().filter_map(|part| part.to_str());
+    let path = std::iter::once("crate").chain(own).collect::<Vec<_>>().join("::") + "::";
+    let mut imports = Imports::new();
+    for entry in std::fs::read_dir(folder).expect("a directory") {
+        let entry = entry.expect("an entry").path();
+        let name = entry
+            .file_stem()
+            .and_then(|name| name.to_str())
+            .expect("a name")
+            .to_owned();
+        if ["mod", "lib", "main", "tests"].contains(&&*name) {
+            continue;
+        }
+        let imported = imports.entry(name).or_default();
+        let is_folder = entry.is_dir();
+        let (files, prefixes) = match is_folder {
+            true => (rust_files(&entry), vec![path.clone()]),
+            false => (vec![entry], vec![path.clone(), "super::".into()]),
+        };
+        for file in files {
+            let is_test = file.iter().any(|part| part == "tests" || part == "tests.rs");
+            if !is_test && file.extension().is_some_and(|extension| extension == "rs") {
+                imported.extend(siblings(&std::fs::read_to_string(&file).expect("a file"), &prefixes));
+            }
+        }
+    }
+    let known: BTreeSet<String> = imports.keys().cloned().collect();
+    for (name, imported) in &mut imports {
+        imported.retain(|other| other != name && known.contains(other));
+    }
+    imports
+}
+
+/// The entries that are in a circle, or import from one.
+fn in_circles(mut imports: Imports) -> Imports {
+    while let Some(name) = imports
+        .iter()
+        .find(|(_, imported)| imported.is_empty())
+        .map(|(name, _)| name.clone())
+    {
+        imports.remove(&name);
+        for imported in imports.values_mut() {
+            imported.remove(&name);
+        }
+    }
+    imports
+}
+
+fn folders(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).expect("a directory");
+    let inner = entries
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.is_dir());
+    let mut found = vec![directory.to_owned()];
+    inner.for_each(|path| found.extend(folders(&path)));
+    found
+}
+
+#[test]
+fn files_of_a_folder_import_in_one_direction() {
+    // Maps make transactions and transactions take maps: the types of a program's first page name each other.
+    let excepted = ["engine/src/api"];
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
+    for name in ["io", "engine", "topic", "tree", "backup", "bench"] {
+        let source = workspace.join(name).join("src");
+        for folder in folders(&source) {
+            let shown = folder
+                .strip_prefix(workspace)
+                .expect("it lies in the workspace")
+                .display()
+                .to_string();
+            let circles = in_circles(imports_among(&folder, &source));
+            assert!(
+                circles.is_empty() || excepted.contains(&&*shown),
+                "a circle in {shown}: {circles:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn circle_between_files_is_found() {
+    let prefixes = ["crate::read::".to_owned(), "super::".to_owned()];
+    let text = "//! super::comment\nuse super::{leaf::{Leaf, Pair}, page::self, Link};\nuse super::super::other::X;\n\
+                use crate::read::view::View;\nfn f() { super::find::find() }\n#[cfg(test)]\nmod tests {\n    use super::late;\n}\n";
+    let found = siblings(text, &prefixes);
+    let expected = ["Link", "find", "leaf", "page", "super", "view"];
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
+    let imports = |pairs: &[(&str, &str)]| {
+        let mut imports = Imports::new();
+        for (from, to) in pairs {
+            imports.entry((*from).into()).or_default().insert((*to).into());
+            imports.entry((*to).into()).or_default();
+        }
+        imports
+    };
+    assert!(in_circles(imports(&[("a", "b"), ("b", "c"), ("a", "c")])).is_empty());
+    let circles = in_circles(imports(&[("a", "b"), ("b", "c"), ("c", "b")]));
+    assert_eq!(circles.into_keys().collect::<Vec<_>>(), ["a", "b", "c"]);
 }
 
 #[test]

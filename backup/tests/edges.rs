@@ -43,22 +43,32 @@ fn put(objects: &InMemory, path: &Path, bytes: impl Into<Vec<u8>>) {
 fn two_imports_into_one_directory_do_not_mix() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path().join("store")).unwrap();
-    store.map("map").unwrap().put("key", "value").unwrap();
-    let backup = Backup::over(Arc::new(InMemory::new()), "memory").unwrap();
-    export(&backup, &store).unwrap();
+    let map = store.map("map").unwrap();
+    // Two packs.
+    map.put("first", vec![1; 17 << 20]).unwrap();
+    map.put("second", vec![2; 1 << 20]).unwrap();
+    let objects = Arc::new(InMemory::new());
+    export(&Backup::over(objects.clone(), "memory").unwrap(), &store).unwrap();
+    let counted = Faulty::over(objects.clone(), Fault::Wait, i64::MAX);
+    let once = directory.path().join("once");
+    let import = |objects: &Arc<Faulty>, target: &std::path::Path| {
+        let backup = Backup::over(objects.clone(), "memory").unwrap();
+        backup.import(None, target, &mut |_| ())
+    };
+    import(&counted, &once).unwrap();
+    // It waits for its last pack, with the first one in its store.
+    let waiting = Faulty::over(objects.clone(), Fault::Wait, i64::MAX - counted.left() - 1);
     let target = directory.path().join("copy");
-    let other = Backup::open(directory.path().join("other").to_str().unwrap()).unwrap();
-    export(&other, &store).unwrap();
-    let mut refused = None;
-    backup
-        .import(None, &target, &mut |_| {
-            // A runtime does not wait for another one in its thread.
-            let import = || other.import(None, &target, &mut |_| ()).unwrap_err();
-            refused.get_or_insert_with(|| std::thread::scope(|scope| scope.spawn(import).join().unwrap()));
-        })
-        .unwrap();
-    let refused = refused.expect("progress was told");
-    assert!(matches!(refused, BackupError::ImportRuns { .. }), "{refused}");
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| import(&waiting, &target));
+        while !waiting.has_failed() && !first.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let refused = import(&Faulty::over(objects.clone(), Fault::Fail, i64::MAX), &target).unwrap_err();
+        waiting.go_on();
+        assert!(matches!(refused, BackupError::ImportRuns { .. }), "{refused}");
+        first.join().unwrap().unwrap();
+    });
     assert!(content(&Store::open(&target).unwrap()) == content(&store));
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -32,6 +32,8 @@ pub enum Fault {
     Lie,
     /// Fails, and so do all calls that follow: the process cannot reach the place any more.
     Die,
+    /// Waits until the test lets it go on.
+    Wait,
 }
 
 /// An object store in memory, or over another one, with faults.
@@ -41,6 +43,7 @@ pub struct Faulty {
     fault: Fault,
     /// Calls until the fault; negative: it has been.
     left: AtomicI64,
+    may_go_on: AtomicBool,
 }
 
 impl fmt::Display for Faulty {
@@ -55,7 +58,18 @@ impl Faulty {
             inner,
             fault,
             left: AtomicI64::new(calls),
+            may_go_on: AtomicBool::new(false),
         })
+    }
+
+    /// Calls until the fault.
+    pub fn left(&self) -> i64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// Ends [`Fault::Wait`].
+    pub fn go_on(&self) {
+        self.may_go_on.store(true, Ordering::Relaxed);
     }
 
     /// Whether the fault has been.
@@ -68,6 +82,12 @@ impl Faulty {
         match left {
             0 if self.fault == Fault::Slow => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
+                None
+            }
+            0 if self.fault == Fault::Wait => {
+                while !self.may_go_on.load(Ordering::Relaxed) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
                 None
             }
             0 => Some(self.fault),

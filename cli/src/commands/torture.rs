@@ -24,7 +24,8 @@ killed at once. The supervisor holds the ledger of what was acknowledged, told b
 each commit returned; the next writer looks whether it is there. Readers check in snapshots
 that no money comes or goes, that counts are right, that lists show whole transactions in one
 order, and that records, of which there are enough to be folded step by step, are those of the
-transactions that wrote them last.
+transactions that wrote them last. Writers make checkpoints too; an acknowledged one must be there,
+and show the moment at which it was made.
 
 The last line is the sum. Exit code 0: nothing was lost, and the store is sound. Otherwise 1,
 and the store is left as it is. Each run differs in what the machine does meanwhile; --seed
@@ -93,6 +94,7 @@ fn to_json(plan: &Plan, sum: &Sum) -> serde_json::Value {
         "seconds": sum.elapsed.as_secs_f64(),
         "seed": plan.seed,
         "commits": sum.commits,
+        "checkpoints": sum.checkpoints,
         "looks": sum.looks,
         "kills": sum.kills,
         "writer_kills": sum.writer_kills,
@@ -118,11 +120,12 @@ fn print(plan: &Plan, sum: &Sum, output: &mut Output) -> Outcome<()> {
     };
     let in_flight = sum.kills_in_flight * 100 / sum.writer_kills.max(1);
     output.line(format_args!(
-        "{verdict}: {} s, seed {}, {}, {} ({in_flight} % of writers with a commit in flight, {} of all at once), \
+        "{verdict}: {} s, seed {}, {}, {}, {} ({in_flight} % of writers with a commit in flight, {} of all at once), \
          {}, {} ended in order, {} told of a stopped process, {} looked at",
         sum.elapsed.as_secs(),
         plan.seed,
         counted(sum.commits, "commit"),
+        counted(sum.checkpoints, "checkpoint"),
         counted(sum.kills, "kill"),
         grouped(sum.massacres),
         counted(sum.stops, "stop"),

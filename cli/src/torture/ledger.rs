@@ -1,7 +1,7 @@
-//! The record of acknowledged commits. The supervisor holds it, and the supervisor is never killed.
+//! The record of acknowledged commits and checkpoints. The supervisor holds it, and the supervisor is never killed.
 
 /// The slot of a writer. A writer that takes over the slot of a dead one continues its numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// Newest transaction whose commit returned.
     acknowledged: u64,
@@ -9,6 +9,12 @@ pub struct Place {
     begun: u64,
     /// Number of commits that returned.
     pub commits: u64,
+    /// The transaction before the newest checkpoint whose making returned; 0: there is none.
+    kept: u64,
+    /// Those before the checkpoints that were begun since.
+    keeps: Vec<u64>,
+    /// Number of checkpoints whose making returned.
+    pub checkpoints: u64,
 }
 
 impl Place {
@@ -51,6 +57,46 @@ impl Place {
         (self.acknowledged, self.begun) = (newest, newest);
         Ok(())
     }
+
+    /// Records that the making of the checkpoint after `number` begins.
+    pub fn keeps(&mut self, number: u64) -> Result<(), String> {
+        if number != self.acknowledged {
+            return Err(format!("a checkpoint after {number} began after {}", self.acknowledged));
+        }
+        self.keeps.push(number);
+        Ok(())
+    }
+
+    /// Records that the making of the checkpoint after `number` returned.
+    pub fn is_kept(&mut self, number: u64) -> Result<(), String> {
+        if self.keeps.last() != Some(&number) {
+            return Err(format!(
+                "a checkpoint after {number} was made, begun were {:?}",
+                self.keeps
+            ));
+        }
+        self.keeps.clear();
+        self.kept = number;
+        self.checkpoints += 1;
+        Ok(())
+    }
+
+    /// Records that a process found the checkpoint after `newest` to be the newest one in the store. It must be the newest
+    /// that was acknowledged, or one that was begun since.
+    pub fn is_kept_found(&mut self, newest: u64) -> Result<(), String> {
+        if newest < self.kept {
+            return Err(format!(
+                "LOST: the checkpoint after {} was acknowledged, the newest that is there is after {newest}",
+                self.kept
+            ));
+        }
+        if newest != self.kept && !self.keeps.contains(&newest) {
+            return Err(format!("a checkpoint after {newest} is there, but it was never begun"));
+        }
+        self.kept = newest;
+        self.keeps.clear();
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -75,12 +121,32 @@ mod tests {
         place.begins(4).unwrap();
         assert!(place.is_in_flight());
         for newest in [3, 4] {
-            let mut place = place;
+            let mut place = place.clone();
             place.is_found(newest).unwrap();
             assert!(!place.is_in_flight());
             place.begins(newest + 1).unwrap();
         }
         assert!(place.is_found(5).is_err());
+    }
+
+    #[test]
+    fn checkpoint_that_was_acknowledged_must_be_found_and_one_that_was_begun_may_be() {
+        let mut place = place();
+        assert!(place.is_kept_found(0).is_ok());
+        assert!(place.keeps(2).is_err(), "three transactions are acknowledged");
+        place.keeps(3).unwrap();
+        assert!(place.is_kept(2).is_err());
+        place.is_kept(3).unwrap();
+        assert!(place.clone().is_kept_found(0).unwrap_err().contains("LOST"));
+        for number in [4, 5] {
+            place.begins(number).unwrap();
+            place.is_acknowledged(number).unwrap();
+            place.keeps(number).unwrap();
+        }
+        for newest in [3, 4, 5] {
+            assert!(place.clone().is_kept_found(newest).is_ok());
+        }
+        assert!(place.is_kept_found(6).is_err(), "it was never begun");
     }
 
     #[test]

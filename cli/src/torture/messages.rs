@@ -27,6 +27,12 @@ pub enum Message {
     Begins(u64),
     /// The commit of this transaction returned.
     Acknowledged(u64),
+    /// The newest checkpoint of its slot that the member found is the one after this transaction; 0: there is none.
+    FoundKept(u64),
+    /// The member begins to make a checkpoint, after this transaction.
+    Keeps(u64),
+    /// The checkpoint after this transaction is made.
+    Kept(u64),
     /// The member has checked everything in this many snapshots.
     Looked(u64),
     /// A suspended process blocked the member.
@@ -46,6 +52,9 @@ impl Message {
             "f" => Message::Found(number()?),
             "b" => Message::Begins(number()?),
             "a" => Message::Acknowledged(number()?),
+            "g" => Message::FoundKept(number()?),
+            "c" => Message::Keeps(number()?),
+            "k" => Message::Kept(number()?),
             "l" => Message::Looked(number()?),
             "w" => Message::Busy,
             "e" => Message::Ended,
@@ -61,6 +70,9 @@ impl fmt::Display for Message {
             Message::Found(number) => write!(f, "f {number}"),
             Message::Begins(number) => write!(f, "b {number}"),
             Message::Acknowledged(number) => write!(f, "a {number}"),
+            Message::FoundKept(number) => write!(f, "g {number}"),
+            Message::Keeps(number) => write!(f, "c {number}"),
+            Message::Kept(number) => write!(f, "k {number}"),
             Message::Looked(count) => write!(f, "l {count}"),
             Message::Busy => write!(f, "w"),
             Message::Ended => write!(f, "e"),
@@ -104,6 +116,9 @@ mod tests {
             Message::Found(0),
             Message::Begins(17),
             Message::Acknowledged(u64::MAX),
+            Message::FoundKept(0),
+            Message::Keeps(18),
+            Message::Kept(19),
             Message::Looked(3),
             Message::Busy,
             Message::Ended,

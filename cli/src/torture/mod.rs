@@ -10,8 +10,9 @@
 //! A writer sends a line before each commit and after the commit returned. The kernel keeps the pipe's content when the
 //! writer dies. The supervisor therefore knows which transactions must be in the store, and which may be. The writer
 //! that takes over the slot of a dead one checks them (see [`ledger`]). Readers check whole snapshots, again and again
-//! (see [`invariants`] and [`lists`]).
+//! (see [`invariants`] and [`lists`]), and those that writers have kept (see [`checkpoints`]).
 
+mod checkpoints;
 mod content;
 mod invariants;
 mod ledger;

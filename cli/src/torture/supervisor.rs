@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use duramen::Durability;
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::checkpoints;
 use super::content::Maps;
 use super::invariants::{Seen, check_records, look, newest_of};
 use super::ledger::Place;
@@ -43,6 +44,8 @@ pub struct Plan {
 pub struct Sum {
     pub elapsed: Duration,
     pub commits: u64,
+    /// Checkpoints that writers made.
+    pub checkpoints: u64,
     pub looks: u64,
     /// Members killed; writers among them; and writers among those with a commit in flight.
     pub kills: u64,
@@ -123,6 +126,7 @@ pub fn torture(plan: &Plan) -> Outcome<Sum> {
     let mut sum = supervisor.sum;
     sum.elapsed = began.elapsed();
     sum.commits = supervisor.places.iter().map(|place| place.commits).sum();
+    sum.checkpoints = supervisor.places.iter().map(|place| place.checkpoints).sum();
     outcome?;
     Ok(sum)
 }
@@ -233,6 +237,9 @@ impl Supervisor<'_> {
             (Some(Message::Found(newest)), Some(place)) => place.is_found(newest),
             (Some(Message::Begins(number)), Some(place)) => place.begins(number),
             (Some(Message::Acknowledged(number)), Some(place)) => place.is_acknowledged(number),
+            (Some(Message::FoundKept(newest)), Some(place)) => place.is_kept_found(newest),
+            (Some(Message::Keeps(number)), Some(place)) => place.keeps(number),
+            (Some(Message::Kept(number)), Some(place)) => place.is_kept(number),
             (Some(Message::Looked(_)), None) => {
                 self.sum.looks += 1;
                 Ok(())
@@ -412,6 +419,15 @@ impl Supervisor<'_> {
                 .is_found(newest)
                 .map_err(|problem| format!("writer {slot}: {problem}"))?;
             all_newest.push(newest);
+            let kept = checkpoints::numbers(&store, slot).map_err(|error| error.to_string())?;
+            place
+                .is_kept_found(kept.iter().copied().max().unwrap_or(0))
+                .map_err(|problem| format!("writer {slot}: {problem}"))?;
+            for number in kept {
+                if !checkpoints::check(&store, &maps, self.plan.writers, slot, number)? {
+                    return Err(format!("the checkpoint of writer {slot} after {number} does not open"));
+                }
+            }
         }
         check_records(&snapshot, &maps, &all_newest)?;
         drop(snapshot);

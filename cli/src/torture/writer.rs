@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use duramen::{Durability, Error, Kind, Reason, Store, Transaction, TransactionOptions};
 
+use super::checkpoints;
 use super::content::{
     ACCOUNTS, BALANCE, KEPT, LISTS, MEMORY_BYTES, Maps, RECORDS, ledger_key, ledger_value, long_key, long_value,
     number_of,
@@ -16,6 +17,8 @@ use super::messages::{Message, Reporter};
 /// One commit in `SYNCED_EVERY` is synced. One transaction in `SERIALIZABLE_EVERY` is serialisable.
 const SYNCED_EVERY: u32 = 4;
 const SERIALIZABLE_EVERY: u32 = 8;
+/// After one transaction in `KEPT_EVERY` the writer makes a checkpoint.
+const KEPT_EVERY: u32 = 100;
 
 /// Why a transaction did not commit.
 enum Obstacle {
@@ -54,6 +57,7 @@ pub fn write(
     let newest = newest_of(&snapshot, &maps, slot)?;
     drop(snapshot);
     reporter.tell(&Message::Found(newest))?;
+    reporter.tell(&Message::FoundKept(newest_kept(store, &maps, slot, slots)?))?;
     assert!(slot < slots, "a place of its own");
     let mut writer = Writer {
         store,
@@ -66,17 +70,38 @@ pub fn write(
         match writer.transact(number, reporter) {
             Ok(()) => {
                 reporter.tell(&Message::Acknowledged(number))?;
+                if writer.random.u32(..KEPT_EVERY) == 0 {
+                    writer.keep(number, reporter)?;
+                }
                 number += 1;
             }
-            Err(Obstacle::Again(error)) => {
-                if matches!(error.reason(), Reason::Busy { .. } | Reason::LockTimeout { .. }) {
-                    reporter.tell(&Message::Busy)?;
-                }
-            }
+            Err(Obstacle::Again(error)) => tell_if_busy(&error, reporter)?,
             Err(Obstacle::Wrong(problem)) => return Err(format!("writer {slot}, transaction {number}: {problem}")),
         }
     }
     Ok(())
+}
+
+/// Tells the supervisor where a suspended process blocked a call.
+fn tell_if_busy(error: &Error, reporter: &mut Reporter<'_>) -> Result<(), String> {
+    match error.reason() {
+        Reason::Busy { .. } | Reason::LockTimeout { .. } => reporter.tell(&Message::Busy),
+        _ => Ok(()),
+    }
+}
+
+/// Checks the checkpoints that the writers of this slot have left, and returns the number of the newest; 0: there is none.
+fn newest_kept(store: &Store, maps: &Maps, slot: u32, slots: u32) -> Result<u64, String> {
+    let numbers = loop {
+        match checkpoints::numbers(store, slot) {
+            Err(error) if matches!(error.kind(), Kind::Retry | Kind::Sync) => {}
+            numbers => break numbers.map_err(|error| format!("listing checkpoints: {error}"))?,
+        }
+    };
+    for number in &numbers {
+        checkpoints::check(store, maps, slots, slot, *number)?;
+    }
+    Ok(numbers.into_iter().max().unwrap_or(0))
 }
 
 /// Gives each account its initial balance. The first writer to commit does this.
@@ -133,6 +158,22 @@ impl Writer<'_> {
             // The commit survives any kill, and kills are the only faults here.
             Err(error) if error.kind() == Kind::Sync => Ok(reporter.tell(&Message::Busy)?),
             committed => Ok(committed.map(drop)?),
+        }
+    }
+
+    /// Makes a checkpoint, and drops the one before. A call that a suspended process blocks is given up.
+    fn keep(&self, number: u64, reporter: &mut Reporter<'_>) -> Result<(), String> {
+        let (store, slot) = (self.store, self.slot);
+        reporter.tell(&Message::Keeps(number))?;
+        let kept = checkpoints::keep(store, slot, number);
+        if kept.is_ok() {
+            reporter.tell(&Message::Kept(number))?;
+        }
+        match kept.and_then(|()| checkpoints::drop_before(store, slot, number)) {
+            Err(error) if error.kind() == Kind::Retry => tell_if_busy(&error, reporter),
+            // Kills are the only faults here: the checkpoint is made, and survives them.
+            Err(error) if error.kind() == Kind::Sync => reporter.tell(&Message::Busy),
+            done => done.map_err(|error| format!("writer {slot}, checkpoint after {number}: {error}")),
         }
     }
 

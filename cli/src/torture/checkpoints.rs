@@ -1,0 +1,59 @@
+//! Checkpoints that writers make. Each has the name of its writer and the number of the writer's newest transaction, and shows a
+//! moment of the store like any snapshot. A writer keeps its newest one, and drops the one before.
+
+use duramen::{Checkpoint, Kind, Reason, Result, Store};
+
+use super::content::Maps;
+use super::invariants::{Seen, look, newest_of};
+
+fn prefix(slot: u32) -> String {
+    format!("writer {slot} ")
+}
+
+fn number_of(checkpoint: &Checkpoint, slot: u32) -> Option<u64> {
+    checkpoint.name.strip_prefix(&prefix(slot))?.parse().ok()
+}
+
+/// Makes the checkpoint of a writer after a transaction.
+pub fn keep(store: &Store, slot: u32, number: u64) -> Result<()> {
+    let name = format!("{}{number}", prefix(slot));
+    store.checkpoints().create(&name, number.to_be_bytes()).map(drop)
+}
+
+/// The numbers of a writer's checkpoints.
+pub fn numbers(store: &Store, slot: u32) -> Result<Vec<u64>> {
+    let all = store.checkpoints().list()?;
+    Ok(all
+        .iter()
+        .filter_map(|checkpoint| number_of(checkpoint, slot))
+        .collect())
+}
+
+/// Drops the checkpoints of a writer before a transaction.
+pub fn drop_before(store: &Store, slot: u32, number: u64) -> Result<()> {
+    for old in numbers(store, slot)? {
+        if old < number {
+            store.checkpoints().drop(&format!("{}{old}", prefix(slot)))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks a checkpoint of a writer as a snapshot, and that the writer's newest transaction in it is the one in its name. `false`: it
+/// was dropped meanwhile, or a process that is suspended blocked the call.
+pub fn check(store: &Store, maps: &Maps, slots: u32, slot: u32, number: u64) -> std::result::Result<bool, String> {
+    let name = format!("{}{number}", prefix(slot));
+    let told = |problem: String| format!("checkpoint {name:?}: {problem}");
+    let snapshot = match store.checkpoints().open(&name) {
+        Err(error) if error.kind() == Kind::Retry || matches!(error.reason(), Reason::UnknownCheckpoint { .. }) => {
+            return Ok(false);
+        }
+        opened => opened.map_err(|error| told(error.to_string()))?,
+    };
+    look(&snapshot, maps, slots, &Seen::default()).map_err(told)?;
+    let newest = newest_of(&snapshot, maps, slot).map_err(told)?;
+    if newest != number {
+        return Err(told(format!("it shows {newest} transactions of its writer")));
+    }
+    Ok(true)
+}

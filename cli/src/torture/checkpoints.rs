@@ -1,5 +1,6 @@
 //! Checkpoints that writers make. Each has the name of its writer and the number of the writer's newest transaction, and shows a
-//! moment of the store like any snapshot. A writer keeps its newest one, and drops the one before.
+//! moment of the store like any snapshot. A writer drops those before its
+//! newest one when it makes another.
 
 use duramen::{Checkpoint, Kind, Reason, Result, Store};
 
@@ -10,14 +11,20 @@ fn prefix(slot: u32) -> String {
     format!("writer {slot} ")
 }
 
+fn name(slot: u32, number: u64) -> String {
+    format!("{}{number}", prefix(slot))
+}
+
 fn number_of(checkpoint: &Checkpoint, slot: u32) -> Option<u64> {
     checkpoint.name.strip_prefix(&prefix(slot))?.parse().ok()
 }
 
 /// Makes the checkpoint of a writer after a transaction.
 pub fn keep(store: &Store, slot: u32, number: u64) -> Result<()> {
-    let name = format!("{}{number}", prefix(slot));
-    store.checkpoints().create(&name, number.to_be_bytes()).map(drop)
+    store
+        .checkpoints()
+        .create(&name(slot, number), number.to_be_bytes())
+        .map(drop)
 }
 
 /// The numbers of a writer's checkpoints.
@@ -29,20 +36,15 @@ pub fn numbers(store: &Store, slot: u32) -> Result<Vec<u64>> {
         .collect())
 }
 
-/// Drops the checkpoints of a writer before a transaction.
-pub fn drop_before(store: &Store, slot: u32, number: u64) -> Result<()> {
-    for old in numbers(store, slot)? {
-        if old < number {
-            store.checkpoints().drop(&format!("{}{old}", prefix(slot)))?;
-        }
-    }
-    Ok(())
+/// Drops the checkpoint of a writer after a transaction.
+pub fn remove(store: &Store, slot: u32, number: u64) -> Result<()> {
+    store.checkpoints().drop(&name(slot, number)).map(drop)
 }
 
 /// Checks a checkpoint of a writer as a snapshot, and that the writer's newest transaction in it is the one in its name. `false`: it
 /// was dropped meanwhile, or a process that is suspended blocked the call.
 pub fn check(store: &Store, maps: &Maps, slots: u32, slot: u32, number: u64) -> std::result::Result<bool, String> {
-    let name = format!("{}{number}", prefix(slot));
+    let name = name(slot, number);
     let told = |problem: String| format!("checkpoint {name:?}: {problem}");
     let snapshot = match store.checkpoints().open(&name) {
         Err(error) if error.kind() == Kind::Retry || matches!(error.reason(), Reason::UnknownCheckpoint { .. }) => {

@@ -13,7 +13,7 @@ use super::messages::{Message, Reporter};
 /// Pause between two checks. Readers should see many moments without taking the processors from the writers.
 const PAUSE: Duration = Duration::from_millis(5);
 /// After one snapshot in so many, a reader checks the checkpoints of a writer.
-const CHECKPOINTS_EVERY: u64 = 16;
+const CHECKPOINTS_EVERY: u64 = 32;
 
 pub fn read(store: &Store, slots: u32, goes_on: &AtomicBool, reporter: &mut Reporter<'_>) -> Result<(), String> {
     let maps = Maps::open(store).map_err(|error| format!("opening the maps: {error}"))?;

@@ -18,7 +18,7 @@ use super::messages::{Message, Reporter};
 const SYNCED_EVERY: u32 = 4;
 const SERIALIZABLE_EVERY: u32 = 8;
 /// After one transaction in `KEPT_EVERY` the writer makes a checkpoint.
-const KEPT_EVERY: u32 = 100;
+const KEPT_EVERY: u32 = 200;
 
 /// Why a transaction did not commit.
 enum Obstacle {
@@ -57,7 +57,6 @@ pub fn write(
     let newest = newest_of(&snapshot, &maps, slot)?;
     drop(snapshot);
     reporter.tell(&Message::Found(newest))?;
-    reporter.tell(&Message::FoundKept(newest_kept(store, &maps, slot, slots)?))?;
     assert!(slot < slots, "a place of its own");
     let mut writer = Writer {
         store,
@@ -88,20 +87,6 @@ fn tell_if_busy(error: &Error, reporter: &mut Reporter<'_>) -> Result<(), String
         Reason::Busy { .. } | Reason::LockTimeout { .. } => reporter.tell(&Message::Busy),
         _ => Ok(()),
     }
-}
-
-/// Checks the checkpoints that the writers of this slot have left, and returns the number of the newest; 0: there is none.
-fn newest_kept(store: &Store, maps: &Maps, slot: u32, slots: u32) -> Result<u64, String> {
-    let numbers = loop {
-        match checkpoints::numbers(store, slot) {
-            Err(error) if matches!(error.kind(), Kind::Retry | Kind::Sync) => {}
-            numbers => break numbers.map_err(|error| format!("listing checkpoints: {error}"))?,
-        }
-    };
-    for number in &numbers {
-        checkpoints::check(store, maps, slots, slot, *number)?;
-    }
-    Ok(numbers.into_iter().max().unwrap_or(0))
 }
 
 /// Gives each account its initial balance. The first writer to commit does this.
@@ -161,19 +146,27 @@ impl Writer<'_> {
         }
     }
 
-    /// Makes a checkpoint, and drops the one before. A call that a suspended process blocks is given up.
+    /// Looks whether the last checkpoint of this slot is there, drops those before it, and makes another one. A call that a
+    /// suspended process blocks is given up.
     fn keep(&self, number: u64, reporter: &mut Reporter<'_>) -> Result<(), String> {
         let (store, slot) = (self.store, self.slot);
+        let old = match checkpoints::numbers(store, slot) {
+            Err(error) if error.kind() == Kind::Retry => return tell_if_busy(&error, reporter),
+            old => old.map_err(|error| format!("writer {slot}, listing checkpoints: {error}"))?,
+        };
+        let newest = old.iter().copied().max().unwrap_or(0);
+        reporter.tell(&Message::FoundKept(newest))?;
+        let dropped = old.iter().filter(|old| **old < newest);
+        let dropped = dropped
+            .copied()
+            .try_for_each(|old| checkpoints::remove(store, slot, old));
         reporter.tell(&Message::Keeps(number))?;
-        let kept = checkpoints::keep(store, slot, number);
-        if kept.is_ok() {
-            reporter.tell(&Message::Kept(number))?;
-        }
-        match kept.and_then(|()| checkpoints::drop_before(store, slot, number)) {
+        match dropped.and_then(|()| checkpoints::keep(store, slot, number)) {
+            Ok(()) => reporter.tell(&Message::Kept(number)),
             Err(error) if error.kind() == Kind::Retry => tell_if_busy(&error, reporter),
-            // Kills are the only faults here: the checkpoint is made, and survives them.
+            // Kills are the only faults here: what was done is done, and survives them.
             Err(error) if error.kind() == Kind::Sync => reporter.tell(&Message::Busy),
-            done => done.map_err(|error| format!("writer {slot}, checkpoint after {number}: {error}")),
+            Err(error) => Err(format!("writer {slot}, checkpoint after {number}: {error}")),
         }
     }
 

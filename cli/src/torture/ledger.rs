@@ -81,8 +81,8 @@ impl Place {
         Ok(())
     }
 
-    /// Records that a process found the checkpoint after `newest` to be the newest one in the store. It must be the newest
-    /// that was acknowledged, or one that was begun since.
+    /// Records that a process found the checkpoint after `newest` to be the newest in the store. It was acknowledged, or begun
+    /// since the last acknowledged one.
     pub fn is_kept_found(&mut self, newest: u64) -> Result<(), String> {
         if newest < self.kept {
             return Err(format!(

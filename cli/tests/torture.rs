@@ -19,6 +19,7 @@ fn processes_that_are_killed_and_stopped_at_random_lose_nothing() {
     assert_eq!(sum["lost_nothing"], true);
     let count = |name: &str| sum[name].as_u64().expect("a count");
     assert!(count("commits") > 100 && count("looks") > 10, "{sum}");
+    assert!(count("checkpoints") > 0, "{sum}");
     assert!(count("kills") > 20 && count("stops") > 5, "{sum}");
     let share = count("kills_in_flight") * 100 / count("writer_kills");
     assert!(share >= 30, "only {share} % of the kills came in a commit: {sum}");

@@ -1,6 +1,5 @@
 //! Checkpoints that writers make. Each has the name of its writer and the number of the writer's newest transaction, and shows a
-//! moment of the store like any snapshot. A writer drops those before its
-//! newest one when it makes another.
+//! moment of the store like any snapshot. A writer drops those before its newest one when it makes another.
 
 use duramen::{Checkpoint, Kind, Reason, Result, Store};
 

@@ -37,9 +37,9 @@ impl Place {
         Ok(())
     }
 
-    /// Whether a commit has begun and has not returned.
+    /// Whether a commit has begun and has not returned; making a checkpoint is one.
     pub fn is_in_flight(&self) -> bool {
-        self.begun > self.acknowledged
+        self.begun > self.acknowledged || self.keeps.last() == Some(&self.acknowledged)
     }
 
     /// Records that a process found `newest` to be the newest transaction in the store. It must be the newest

@@ -17,8 +17,8 @@ use super::messages::{Message, Reporter};
 /// One commit in `SYNCED_EVERY` is synced. One transaction in `SERIALIZABLE_EVERY` is serialisable.
 const SYNCED_EVERY: u32 = 4;
 const SERIALIZABLE_EVERY: u32 = 8;
-/// After one transaction in `KEPT_EVERY` the writer makes a checkpoint.
-const KEPT_EVERY: u32 = 200;
+/// After one transaction in `KEPT_EVERY` the writer makes a checkpoint. More would leave it little time for commits: it waits for folds.
+const KEPT_EVERY: u32 = 1_000;
 
 /// Why a transaction did not commit.
 enum Obstacle {

@@ -55,8 +55,9 @@ const REPORT_OPERATIONS: u64 = 256;
 /// How often, and for how long each time, a fold waits for a sync of the log before it gives more pages to the device.
 const SYNC_LOOKS: u32 = 10;
 const SYNC_PAUSE: Duration = Duration::from_micros(100);
-/// Pause between two pieces that a fold cuts off the end of the file. A piece takes a third of that, or less.
-const CUT_PAUSE: Duration = Duration::from_millis(20);
+/// Pause between two pieces that a fold cuts off the end of the file. A piece takes a third of that, or less. In debug builds
+/// the pieces are 128 times smaller.
+const CUT_PAUSE: Duration = Duration::from_micros(if cfg!(debug_assertions) { 160 } else { 20_000 });
 /// Generations of a log that is folded in time: the active one, those that a fold takes, and one that waits.
 const GENERATIONS_IN_TIME: usize = 3;
 pub(crate) const REPORT_INTERVAL: Duration = Duration::from_millis(2);

@@ -152,7 +152,8 @@ impl Etcdctl {
     /// Ends it as an operator does.
     fn interrupt(mut self) {
         let pid = self.process.id().to_string();
-        run(Command::new("kill").args(["-INT", &pid]));
+        // Not SIGINT, which a child ignores where a shell has started the tests in the background.
+        run(Command::new("kill").args(["-TERM", &pid]));
         self.process.wait().unwrap();
     }
 }

@@ -217,6 +217,40 @@ fn a_quota_stops_puts_until_its_alarm_is_disarmed() {
     server.stop().unwrap();
 }
 
+/// etcd accepts these too, each once.
+#[test]
+fn a_tree_that_was_not_compacted_can_be_compacted_to_its_beginning() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(&config(directory.path())).unwrap();
+    client(async {
+        let mut kv = KvClient::new(channel(&server).await);
+        for value in ["1", "2", "3"] {
+            kv.put(pair("a", value)).await.unwrap();
+        }
+        let to = |revision| CompactionRequest {
+            revision,
+            physical: false,
+        };
+        for revision in [0, 1] {
+            let header = kv.compact(to(revision)).await.unwrap().into_inner().header.unwrap();
+            assert_eq!(header.revision, 4);
+        }
+        assert_eq!(kv.compact(to(-1)).await.unwrap_err().code(), Code::OutOfRange);
+        assert_eq!(kv.compact(to(5)).await.unwrap_err().code(), Code::OutOfRange);
+        let second = RangeRequest {
+            revision: 2,
+            ..one("a")
+        };
+        assert_eq!(kv.range(second.clone()).await.unwrap().into_inner().kvs[0].value, "1");
+        kv.compact(to(3)).await.unwrap();
+        for revision in [0, 1, 3] {
+            assert_eq!(kv.compact(to(revision)).await.unwrap_err().code(), Code::OutOfRange);
+        }
+        assert_eq!(kv.range(second).await.unwrap_err().code(), Code::OutOfRange);
+    });
+    server.stop().unwrap();
+}
+
 #[test]
 fn old_revisions_are_compacted_without_a_client() {
     for retention in [EtcdRetention::Time(Duration::from_millis(200)), EtcdRetention::All] {

@@ -156,12 +156,15 @@ impl Writer<'_> {
         };
         let newest = old.iter().copied().max().unwrap_or(0);
         reporter.tell(&Message::FoundKept(newest))?;
-        let dropped = old.iter().filter(|old| **old < newest);
-        let dropped = dropped
-            .copied()
-            .try_for_each(|old| checkpoints::remove(store, slot, old));
-        reporter.tell(&Message::Keeps(number))?;
-        match dropped.and_then(|()| checkpoints::keep(store, slot, number)) {
+        let mut dropped = old.into_iter().filter(|old| *old < newest);
+        let kept = match dropped.try_for_each(|old| checkpoints::remove(store, slot, old)) {
+            Ok(()) => {
+                reporter.tell(&Message::Keeps(number))?;
+                checkpoints::keep(store, slot, number)
+            }
+            refused => refused,
+        };
+        match kept {
             Ok(()) => reporter.tell(&Message::Kept(number)),
             Err(error) if error.kind() == Kind::Retry => tell_if_busy(&error, reporter),
             // Kills are the only faults here: what was done is done, and survives them.

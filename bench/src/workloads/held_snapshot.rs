@@ -2,7 +2,8 @@
 //! that the snapshot still shows its state, and checks that later writes reuse the space.
 //!
 //! `held-snapshot/500k` has a number of overwrites, equal for every peer. `held-snapshot/1h` holds the snapshot during
-//! an hour of overwrites. If a store's files grow without end, the hour ends when they reach the limit of the form.
+//! an hour of overwrites. If a store's files grow without end, the hour ends when they reach a limit, which is in
+//! proportion to the scale.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,10 +25,12 @@ const OVERWRITES: usize = 500_000;
 /// Seconds of overwriting beside the snapshot in the long form at scale 1, and the minimum at any scale.
 const SECONDS: f64 = 3_600.0;
 const SECONDS_MIN: f64 = 0.2;
-/// Size of the files that ends the hour.
-const FILES_BYTES_MAX: u64 = 16 << 30;
+/// Size of the files that ends the hour at scale 1, and the minimum at any scale. A store that keeps every overwritten
+/// record, such as LMDB, otherwise takes gigabytes within seconds; on a full disk LMDB's write fails with `EIO`.
+const FILES_BYTES_MAX: f64 = (16u64 << 30) as f64;
+const FILES_BYTES_MIN: u64 = 64 << 20;
 /// Interval between two checks of the files.
-const LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(50);
 const LONG: &str = "1h";
 
 pub const WORKLOAD: Workload = Workload {
@@ -83,7 +86,8 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
         })?;
         if is_too_large {
             recorder.note(format!(
-                "the overwrites beside the snapshot ended when the files had {FILES_BYTES_MAX} bytes"
+                "the overwrites beside the snapshot ended when the files had {} bytes",
+                all.files_bytes_max()
             ));
         }
         recorder.phase("reads in the held snapshot", Work::Reads, || {
@@ -110,6 +114,10 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
 }
 
 impl Overwrites<'_> {
+    fn files_bytes_max(&self) -> u64 {
+        ((FILES_BYTES_MAX * self.context.scale) as u64).max(FILES_BYTES_MIN)
+    }
+
     fn overwrite(&self, peer: &dyn Peer, picks: &[u32]) -> Result<Done> {
         let shift = self.context.pace.whole_shift(1);
         self.overwrite_while(peer, shift, picks, picks.len() as u64, &AtomicBool::new(true))
@@ -119,11 +127,12 @@ impl Overwrites<'_> {
     fn overwrite_for_long(&self, peer: &dyn Peer) -> Result<(Done, bool)> {
         let seconds = self.context.scaled_seconds(SECONDS, SECONDS_MIN);
         let shift = self.context.pace.shift(1, Some(seconds));
+        let files_bytes_max = self.files_bytes_max();
         let (goes_on, is_done) = (AtomicBool::new(true), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let watcher = scope.spawn(|| {
                 while !is_done.load(Ordering::Relaxed) {
-                    if allocated_bytes(self.context.directory)? > FILES_BYTES_MAX {
+                    if allocated_bytes(self.context.directory)? > files_bytes_max {
                         goes_on.store(false, Ordering::Relaxed);
                         break;
                     }

@@ -196,8 +196,10 @@ impl PlaceArguments {
             seconds: self.seconds,
             rate: self.rate,
         };
+        let driver = peers::one(&self.peer)?;
         Ok(Context {
-            driver: peers::one(&self.peer)?,
+            driver,
+            is_exempt: driver.describe().is_exempt,
             class: self.durability,
             cache_bytes: task.cache_bytes(self.scale),
             directory: &self.directory,

@@ -47,7 +47,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
             get_in_snapshots(context, &*peer, reads.all(), 1, present)
         })?;
         recorder.phase("full scan", Work::Reads, || {
-            if context.is_exempt() {
+            if context.is_exempt {
                 anyhow::bail!(Unsupported("stores nothing that could be scanned"));
             }
             scan_and_verify(&*peer, &expected, checker)

@@ -105,7 +105,7 @@ impl Reads<'_> {
         })?;
         let expected = Tally::expected(&self.keys, &self.values, |_| 0);
         recorder.phase("full scan", Work::Reads, || {
-            if context.is_exempt() {
+            if context.is_exempt {
                 bail!(Unsupported("stores nothing that could be scanned"));
             }
             scan_and_verify(peer, &expected, checker)

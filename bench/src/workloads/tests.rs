@@ -45,6 +45,7 @@ fn run_in(task: Task, driver: &dyn Driver, class: Class, (scale, pace): (f64, Pa
     std::fs::create_dir(&directory)?;
     let context = Context {
         driver,
+        is_exempt: driver.describe().is_exempt,
         class,
         cache_bytes: task.cache_bytes(scale),
         directory: &directory,

@@ -276,3 +276,39 @@ fn values_in_runs_of_a_transaction_are_free_when_nothing_refers_to_them() {
         );
     }
 }
+
+/// Single puts of more than the memory holds are written twice, to runs and again where the commit merges those.
+#[test]
+fn sorted_pairs_that_do_not_fit_into_memory_are_written_once() {
+    let value = [7; 100];
+    let written = |put: fn(&mut Transaction, &Map, &[u8])| {
+        let disk = SimDisk::new(1);
+        let (store, map) = open(&disk);
+        let options = TransactionOptions::new().memory_bytes(64 << 10);
+        let mut tx = store.begin(options).unwrap();
+        disk.trace(true);
+        put(&mut tx, &map, &value);
+        tx.commit().unwrap();
+        assert_eq!(map.count().unwrap(), 10_000);
+        let trace = disk.take_trace();
+        trace.iter().map(|call| data_bytes(call)).sum::<u64>()
+    };
+    let sorted = written(|tx, map, value| {
+        let put = tx.put_sorted(map, (0..10_000).map(|number| (key(number), value)));
+        assert_eq!(put.unwrap(), 10_000);
+    });
+    let single = written(|tx, map, value| {
+        (0..10_000).for_each(|number| tx.put(map, key(number), value).unwrap());
+    });
+    let pairs = 10_000 * 100;
+    assert!(
+        (pairs..2 * pairs).contains(&sorted) && sorted * 3 < single * 2,
+        "sorted pairs of {pairs} bytes took {sorted}, single ones {single}"
+    );
+}
+
+/// Bytes that a call of the trace writes to the data file.
+fn data_bytes(call: &str) -> u64 {
+    let length = call.strip_prefix("write data ").and_then(|range| range.split_once('+'));
+    length.map_or(0, |(_, length)| length.parse().expect("a number of bytes"))
+}

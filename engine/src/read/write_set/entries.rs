@@ -1,10 +1,15 @@
 //! The entries of a layer in memory, in the order of their keys. Most transactions write a few keys, so a few entries
-//! lie one behind the other in memory that the next transaction uses again; many go into a tree.
+//! lie one behind the other in memory that the next transaction uses again; many go into a tree. Transactions that write
+//! many keys often write them in ascending order: what is above everything in the tree waits in an array behind it, and
+//! goes into the tree when a key between two of the array comes. So each entry goes there at most once.
 //!
-//! Invariant: `few` or `many` is empty. Memory of `few` is bounded by [`FEW_MAX`] and [`FEW_BYTES_MAX`].
+//! Invariants: `few` is empty, or `many` and `last` are. All keys of `last` are above those of `many`. Memory of `few` is
+//! bounded by [`FEW_MAX`] and [`FEW_BYTES_MAX`].
 
 use std::collections::{BTreeMap, btree_map};
 use std::ops::Bound;
+
+use smallvec::SmallVec;
 
 use crate::btree::Extent;
 use crate::read::value::{Entry, Value};
@@ -13,6 +18,9 @@ use crate::read::value::{Entry, Value};
 const FEW_MAX: usize = 16;
 /// Bytes of keys and values from which on a layer has a tree, replaced ones included.
 const FEW_BYTES_MAX: usize = 4096;
+
+/// A key in the tree. Most full keys are this short, and need no memory of their own.
+type Key = SmallVec<[u8; 24]>;
 
 /// What a transaction does to one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +111,8 @@ pub(crate) type Pair<'a> = (&'a [u8], Written<'a>);
 pub(crate) struct EntriesFrom<'a> {
     entries: &'a Entries,
     few: std::slice::Iter<'a, Few>,
-    many: btree_map::Range<'a, Vec<u8>, Kept<Box<[u8]>>>,
+    many: btree_map::Range<'a, Key, Kept<Box<[u8]>>>,
+    last: std::slice::Iter<'a, (Key, Kept<Box<[u8]>>)>,
 }
 
 impl<'a> Iterator for EntriesFrom<'a> {
@@ -113,8 +122,9 @@ impl<'a> Iterator for EntriesFrom<'a> {
         if let Some(few) = self.few.next() {
             return Some(self.entries.pair(few));
         }
-        let (key, kept) = self.many.next()?;
-        Some((key.as_slice(), of_tree(kept)))
+        let of_many = self.many.next();
+        let (key, kept) = of_many.or_else(|| self.last.next().map(|(key, kept)| (key, kept)))?;
+        Some((key, apart(kept)))
     }
 }
 
@@ -124,12 +134,14 @@ pub(crate) struct Entries {
     bytes: Vec<u8>,
     /// Ascending.
     few: Vec<Few>,
-    many: BTreeMap<Vec<u8>, Kept<Box<[u8]>>>,
+    many: BTreeMap<Key, Kept<Box<[u8]>>>,
+    /// Ascending.
+    last: Vec<(Key, Kept<Box<[u8]>>)>,
 }
 
 impl Entries {
     pub(crate) fn is_empty(&self) -> bool {
-        self.few.is_empty() && self.many.is_empty()
+        self.few.is_empty() && self.many.is_empty() && self.last.is_empty()
     }
 
     /// Forgets everything, and keeps the memory of a few.
@@ -137,12 +149,17 @@ impl Entries {
         self.bytes.clear();
         self.few.clear();
         self.many.clear();
+        self.last = Vec::new();
     }
 
     pub(crate) fn get(&self, key: &[u8]) -> Option<Written<'_>> {
-        match self.place(key) {
-            Ok(place) => Some(self.pair(&self.few[place]).1),
-            Err(_) => self.many.get(key).map(of_tree),
+        if let Ok(place) = self.place(key) {
+            return Some(self.pair(&self.few[place]).1);
+        }
+        match self.place_in_last(key) {
+            Ok(place) => Some(apart(&self.last[place].1)),
+            Err(0) => self.many.get(key).map(apart),
+            Err(_) => None,
         }
     }
 
@@ -153,27 +170,37 @@ impl Entries {
 
     /// Those from a bound on.
     pub(crate) fn from(&self, bound: Bound<&[u8]>) -> EntriesFrom<'_> {
-        let place = match bound {
-            Bound::Included(key) => self.place(key).unwrap_or_else(|place| place),
-            Bound::Excluded(key) => self.place(key).map_or_else(|place| place, |place| place + 1),
-            Bound::Unbounded => 0,
+        let [of_few, of_last] = match bound {
+            Bound::Included(key) => {
+                [self.place(key), self.place_in_last(key)].map(|place| place.unwrap_or_else(|place| place))
+            }
+            Bound::Excluded(key) => [self.place(key), self.place_in_last(key)]
+                .map(|place| place.map_or_else(|place| place, |place| place + 1)),
+            Bound::Unbounded => [0, 0],
         };
         EntriesFrom {
             entries: self,
-            few: self.few[place..].iter(),
+            few: self.few[of_few..].iter(),
             many: self.many.range::<[u8], _>((bound, Bound::Unbounded)),
+            last: self.last[of_last..].iter(),
         }
     }
 
     /// The last entry below a key.
     pub(crate) fn last_below(&self, key: &[u8]) -> Option<Pair<'_>> {
         let place = self.place(key).unwrap_or_else(|place| place);
-        let of_few = place.checked_sub(1).map(|place| self.pair(&self.few[place]));
-        of_few.or_else(|| {
-            let below = (Bound::Unbounded, Bound::Excluded(key));
-            let last = self.many.range::<[u8], _>(below).next_back();
-            last.map(|(key, kept)| (key.as_slice(), of_tree(kept)))
-        })
+        if let Some(place) = place.checked_sub(1) {
+            return Some(self.pair(&self.few[place]));
+        }
+        let place = self.place_in_last(key).unwrap_or_else(|place| place);
+        let (key, kept) = match place.checked_sub(1).map(|place| &self.last[place]) {
+            Some((key, kept)) => (key, kept),
+            None => {
+                let below = (Bound::Unbounded, Bound::Excluded(key));
+                self.many.range::<[u8], _>(below).next_back()?
+            }
+        };
+        Some((key, apart(kept)))
     }
 
     /// Writes a key. `replaced` is told what it was to before, if anything.
@@ -184,12 +211,13 @@ impl Entries {
         }
         let is_full = self.few.len() == FEW_MAX && place.is_err();
         let bytes = self.bytes.len() + key.len() + written.value().len();
-        if is_full || bytes > FEW_BYTES_MAX || !self.many.is_empty() {
-            self.move_to_tree();
-            let before = self.many.insert(key.to_vec(), Kept::new(written, |value| value.into()));
+        let has_many = !self.last.is_empty() || !self.many.is_empty();
+        if is_full || bytes > FEW_BYTES_MAX || has_many {
+            self.spread_few();
+            let before = self.insert_among_many(key, Kept::new(written, |value| value.into()));
             // Who was among the few has been told of.
             if let Some(before) = before.filter(|_| place.is_err()) {
-                replaced(of_tree(&before));
+                replaced(apart(&before));
             }
             return;
         }
@@ -211,13 +239,35 @@ impl Entries {
         }
         self.few.drain(first..last.max(first));
         let inside = (Bound::Included(low), Bound::Excluded(high));
-        let keys: Vec<Vec<u8>> = match self.many.is_empty() {
+        let keys: Vec<Key> = match self.many.is_empty() {
             true => Vec::new(),
             false => self.many.range::<[u8], _>(inside).map(|(key, _)| key.clone()).collect(),
         };
         for (key, kept) in keys.iter().filter_map(|key| self.many.remove_entry(key)) {
-            removed((&key, of_tree(&kept)));
+            removed((&key, apart(&kept)));
         }
+        let [first, last] = [low, high].map(|key| self.place_in_last(key).unwrap_or_else(|place| place));
+        for (key, kept) in self.last.drain(first..last.max(first)) {
+            removed((&key, apart(&kept)));
+        }
+    }
+
+    /// Puts a key into the tree or the array behind it. Returns what it replaced.
+    fn insert_among_many(&mut self, key: &[u8], kept: Kept<Box<[u8]>>) -> Option<Kept<Box<[u8]>>> {
+        let greatest = match self.last.last() {
+            Some((greatest, _)) => Some(greatest),
+            None => self.many.last_key_value().map(|(greatest, _)| greatest),
+        };
+        if greatest.is_none_or(|greatest| key > greatest.as_slice()) {
+            self.last.push((Key::from_slice(key), kept));
+            return None;
+        }
+        match self.place_in_last(key) {
+            Ok(place) => return Some(std::mem::replace(&mut self.last[place].1, kept)),
+            Err(0) => {}
+            Err(_) => self.many.extend(self.last.drain(..)),
+        }
+        self.many.insert(Key::from_slice(key), kept)
     }
 
     /// Where a key is among the few, or belongs.
@@ -229,17 +279,24 @@ impl Entries {
         (few.key.of(&self.bytes), few.kept.written(|value| value.of(&self.bytes)))
     }
 
-    fn move_to_tree(&mut self) {
+    /// Makes the few entries the first of many.
+    fn spread_few(&mut self) {
         for Few { key, kept } in self.few.drain(..) {
             let written = kept.written(|value| value.of(&self.bytes));
-            self.many
-                .insert(key.of(&self.bytes).to_vec(), Kept::new(written, |value| value.into()));
+            let key = Key::from_slice(key.of(&self.bytes));
+            self.last.push((key, Kept::new(written, |value| value.into())));
         }
         self.bytes.clear();
     }
+
+    /// Where a key is in the array behind the tree, or belongs.
+    fn place_in_last(&self, key: &[u8]) -> Result<usize, usize> {
+        self.last.binary_search_by(|(last, _)| last.as_slice().cmp(key))
+    }
 }
 
-fn of_tree(kept: &Kept<Box<[u8]>>) -> Written<'_> {
+/// A write whose value has memory of its own.
+fn apart(kept: &Kept<Box<[u8]>>) -> Written<'_> {
     kept.written(|value| value)
 }
 
@@ -262,10 +319,14 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(11);
         for round in 0..400 {
             let (mut entries, mut model) = (Entries::default(), BTreeMap::<Vec<u8>, Vec<u8>>::new());
-            // A round stays few, becomes many by its keys, or by its bytes.
-            let (keys, longest) = [(8, 20), (60, 20), (8, 900)][round % 3];
-            for _ in 0..60 {
-                let key = vec![b'k', random.u8(..keys)];
+            // A round stays few, becomes many by its keys, or by its bytes; or most of its keys ascend.
+            let (keys, longest, ascends) =
+                [(8, 20, false), (60, 20, false), (8, 900, false), (60, 20, true)][round % 4];
+            for step in 0..60 {
+                let key = match ascends && random.u8(..8) > 0 {
+                    true => vec![b'k', step],
+                    false => vec![b'k', random.u8(..keys)],
+                };
                 match random.u8(..10) {
                     0 => remove(&mut entries, &mut model, &key, &[b'k', random.u8(..keys)]),
                     _ => {

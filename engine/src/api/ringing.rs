@@ -61,15 +61,6 @@ impl Store {
 }
 
 impl Core {
-    /// Called by every commit that appended, after those who listen in this process were told.
-    #[inline]
-    pub(crate) fn ring_elsewhere(&self, bell: &Bell) {
-        let bells = self.region.bells();
-        if bell.is_counted || bells.is_heard_by_others(self.region.me()) {
-            bells.ring(bell.slot);
-        }
-    }
-
     /// From here on other processes tell this one of appends. The caller has the commit lock.
     fn hear_others(&self) {
         self.region.bells().begin_to_hear(self.region.me());

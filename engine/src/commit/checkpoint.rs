@@ -1,9 +1,9 @@
 //! The commit that makes a checkpoint. A fold enters it in the register when it comes there (see `fold::checkpoints`).
 
-use crate::commit::FOLDS_AWAITED;
 use crate::commit::draft::Draft;
 use crate::core::Core;
 use crate::error::{Reason, Result, unless_full};
+use crate::fold::FOLDS_AWAITED;
 use crate::fold::checkpoints::pages_with;
 use crate::limits::{CHECKPOINT_METADATA_BYTES_MAX, CHECKPOINT_NAME_BYTES_MAX, CHECKPOINTS_MAX};
 use crate::log::{NewCheckpoint, OperationKind, checkpoint_key};

@@ -36,12 +36,12 @@ use crate::commit::draft::{Add, AddTo, Draft, Numbering, first_number_key};
 use crate::commit::sequence_state::SequenceState;
 use crate::core::Core;
 use crate::core::watch::Begun;
-use crate::error::{Error, Kind, Reason, Result, printable, unless_full};
+use crate::error::{Error, Kind, Reason, Result, printable};
 use crate::index::{Finger, Version};
 use crate::key::full_key::{FullRange, split};
 use crate::limits::{
     LOG_GROWTH_BYTES, LOG_OVERHEAD_BYTES, LOG_RESERVE_BYTES, LOG_SPAN_BYTES, RUNS_PER_GENERATION_MAX,
-    STANDBY_GENERATIONS, WAIT_ROUNDS_MAX, WAITING_GENERATIONS_MAX,
+    STANDBY_GENERATIONS, WAIT_ROUNDS_MAX,
 };
 use crate::log::FoldCosts;
 use crate::log::{
@@ -62,8 +62,6 @@ const PAUSE_STEP: Duration = Duration::from_millis(5);
 const FOLD_LOOK: Duration = Duration::from_millis(90);
 /// How long a process that has the store to itself may be stopped before others give up.
 const STOPPED_FOR: Duration = Duration::from_secs(5);
-/// How often a call that needs room waits for what another thread or process folds.
-const FOLDS_AWAITED: u32 = 3;
 /// Holders of log files that an error names; `stat` lists all.
 const LISTED_HOLDERS_MAX: usize = 3;
 
@@ -237,62 +235,6 @@ impl Core {
             return Err(Reason::QuotaExceeded { needed, quota }.into());
         }
         Ok(())
-    }
-
-    /// Tries again what brings something and found too little room, after what is deleted has come free: pages that
-    /// waited for a durable base, and what a fold of the log frees. Waits for what others fold just now, a few times
-    /// and up to [`crate::Options::lock_timeout`]. A fold that did not help is not made again before there is another
-    /// commit: calls that meet a disk that is full of data are refused at once. `error`, if it is another one, stays.
-    pub(crate) fn after_folding<T>(&self, error: Error, mut again: impl FnMut() -> Result<T>) -> Result<T> {
-        // Not where snapshots hold the log, or a file may not grow: a fold is no cure for that.
-        let is_full = |error: &Error| matches!(error.reason(), Reason::Full { .. } | Reason::QuotaExceeded { .. });
-        let in_vain = || {
-            let commit = self.control().visible.0.load(Ordering::Acquire);
-            self.folded_in_vain.load(Ordering::Relaxed) == commit
-        };
-        let has_pending = || Ok::<_, Error>(self.space.figures()?.pending_operations > 0 && !in_vain());
-        if !is_full(&error) || !(self.space.has_retired()? || has_pending()?) {
-            return Err(error);
-        }
-        let begun = Instant::now();
-        let mut progress = 0;
-        let mut state = loop {
-            let seen = self.progress_seen();
-            if let Some(state) = self.try_hold_maintenance()? {
-                break state;
-            }
-            // Where others fold again and again, and it does not help, the next fold does not either.
-            if progress == FOLDS_AWAITED || begun.elapsed() >= self.settings.lock_timeout {
-                return Err(error);
-            }
-            self.wait_for_progress(seen);
-            progress += u32::from(self.progress_seen() != seen);
-            match again() {
-                Err(error) if is_full(&error) => {}
-                done => return done,
-            }
-        };
-        // A snapshot may have been dropped that held what is free now.
-        self.free_what_is_counted_on(&mut state)?;
-        match again() {
-            Err(error) if is_full(&error) => {}
-            done => return done,
-        }
-        if !has_pending()? {
-            return Err(error);
-        }
-        let commit = self.control().visible.0.load(Ordering::Acquire);
-        let folded = self.maintain_holding(&mut state);
-        drop(state);
-        if unless_full(folded)?.is_some() {
-            // Deletions need it next.
-            unless_full(self.keep_spare())?;
-        }
-        let done = again();
-        if done.as_ref().is_err_and(is_full) {
-            self.folded_in_vain.store(commit, Ordering::Relaxed);
-        }
-        done
     }
 
     #[inline]
@@ -550,40 +492,6 @@ impl Core {
         error.kind() == Kind::MakeSpace && self.generations_to_replay() > 1
     }
 
-    /// Whether there may be one more generation.
-    pub(crate) fn can_rotate(&self) -> bool {
-        self.generations_alive() <= WAITING_GENERATIONS_MAX
-    }
-
-    /// Generations that recovery would replay, and those that the fold which goes on is about to free: until then they
-    /// take memory.
-    pub(crate) fn generations_alive(&self) -> usize {
-        let folding = self.pace.oldest_folding().filter(|_| self.folds_in_background());
-        self.generations_to_replay() + folding.map_or(0, |oldest| self.generations_about_to_go(oldest))
-    }
-
-    /// Generations from number `oldest` on that are durably folded and have no readers.
-    fn generations_about_to_go(&self, oldest: u32) -> usize {
-        let durable = self.control().durable.0.load(Ordering::Acquire);
-        let is_done = |entry: &GenerationEntry| {
-            entry.state() == GenerationState::Folded
-                && entry.number.load(Ordering::Relaxed) >= oldest
-                && entry.last_commit.load(Ordering::Relaxed) <= durable
-        };
-        if !self.region.generations().any(|(_, entry)| is_done(entry)) {
-            return 0;
-        }
-        let pins = self.region.pins();
-        let is_needed = |entry: &GenerationEntry| {
-            let number = u64::from(entry.number.load(Ordering::Relaxed));
-            pins.everything
-                || pins.follow.is_some_and(|oldest| number >= oldest)
-                || pins.hold(entry.birth.load(Ordering::Relaxed), entry.death.load(Ordering::Relaxed))
-        };
-        let entries = self.region.generations();
-        entries.filter(|(_, entry)| is_done(entry) && !is_needed(entry)).count()
-    }
-
     /// Whether there are generations that are no longer needed, and will be free soon.
     fn is_about_to_recycle(&self) -> bool {
         let pins = self.region.pins();
@@ -596,17 +504,6 @@ impl Core {
             GenerationState::Preparing => entry.memory.place().1 > 0,
             _ => false,
         })
-    }
-
-    /// Generations that a crash now would make recovery replay: those that are not in the durable base.
-    pub(crate) fn generations_to_replay(&self) -> usize {
-        let durable = self.control().durable.0.load(Ordering::Acquire);
-        let waits = |entry: &GenerationEntry| match entry.state() {
-            GenerationState::Active | GenerationState::Frozen => true,
-            GenerationState::Folded => entry.last_commit.load(Ordering::Relaxed) > durable,
-            GenerationState::Unused | GenerationState::Preparing | GenerationState::Standby => false,
-        };
-        self.region.generations().filter(|(_, entry)| waits(entry)).count()
     }
 
     /// Fills the log file of a generation with zeros up to `end`, and a step further while that is cheap. Of a record

@@ -26,6 +26,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use crate::checksum::checksum;
+use crate::core::Core;
 use crate::region::BELL_SLOTS;
 
 /// Rung by every commit that appends to a sequence, or ends it.
@@ -266,6 +267,17 @@ impl Bells {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl Core {
+    /// Called by every commit that appended, after those who listen in this process were told.
+    #[inline]
+    pub(crate) fn ring_elsewhere(&self, bell: &Bell) {
+        let bells = self.region.bells();
+        if bell.is_counted || bells.is_heard_by_others(self.region.me()) {
+            bells.ring(bell.slot);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 pub(crate) mod bell;
 pub(crate) mod beside;
 pub(crate) mod catalog;
+mod clock;
+pub(crate) mod followers;
 pub(crate) mod kept_roots;
 pub(crate) mod long_value;
 mod maintenance;

@@ -3,6 +3,9 @@
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use crate::core::Core;
+use crate::error::{Error, Reason};
+
 /// What a process remembers of syncs.
 #[derive(Debug, Default)]
 pub(crate) struct Syncs {
@@ -21,5 +24,21 @@ pub(crate) struct FutureSyncs {
 impl Syncs {
     pub(crate) fn futures(&self) -> MutexGuard<'_, FutureSyncs> {
         self.futures.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Core {
+    /// Whether waiting for a commit to be durable was given up, in an attempt that came to its end after so many
+    /// others.
+    pub(crate) fn was_given_up(&self, commit: u64, attempts: u64) -> Option<Error> {
+        let futures = self.syncs.futures();
+        let is_it = |&(newest, ..): &(u64, u32, Duration)| commit <= newest && attempts < futures.attempts;
+        let (_, process, waited) = futures.given_up.filter(is_it)?;
+        let reason = Reason::NotSynced {
+            commit,
+            process,
+            waited,
+        };
+        Some(reason.into())
     }
 }

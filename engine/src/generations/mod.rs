@@ -188,34 +188,15 @@ impl Core {
         entry.set_state(GenerationState::Unused);
     }
 
-    /// Leaves a quiet store with generations of the smallest size, and files and memory to match.
-    pub(crate) fn leave_large_generations(&self, state: &mut MaintenanceState) -> Result<()> {
-        self.discard_standbys(|slot| self.is_large(slot))?;
-        self.trim_log_files()?;
-        let least = self.settings.generation_bytes_min;
-        self.control().next_capacity.store(least, Ordering::Relaxed);
-        self.keep_spare()?;
-        // The next standby may have been prepared after the large one. The standby after that was not.
-        for _ in 0..2 {
-            if self.leave_large_active()? {
-                self.maintain_frozen(state)?;
-                self.discard_standbys(|_| true)?;
-                self.keep_spare()?;
-                self.trim_log_files()?;
-            }
-        }
-        self.region.cut_memory()
-    }
-
     /// Whether a generation takes more memory, or more of the disk, than a new one of the smallest size.
-    fn is_large(&self, slot: u16) -> bool {
+    pub(crate) fn is_large(&self, slot: u16) -> bool {
         let entry = self.entry(slot);
         let capacity = self.settings.generation_bytes_min + LOG_RESERVE_BYTES;
         entry.capacity.load(Ordering::Relaxed) > capacity
             || entry.filled.load(Ordering::Relaxed) > FIRST_FILLED_BYTES.min(capacity)
     }
 
-    fn discard_standbys(&self, is_chosen: impl Fn(u16) -> bool) -> Result<()> {
+    pub(crate) fn discard_standbys(&self, is_chosen: impl Fn(u16) -> bool) -> Result<()> {
         // Rotation takes standbys under the commit lock.
         let commits = self.hold_commits()?;
         let standbys = self.region.generations();
@@ -229,7 +210,7 @@ impl Core {
     }
 
     /// Freezes the active generation when it is large, or far behind in memory, and holds nothing.
-    fn leave_large_active(&self) -> Result<bool> {
+    pub(crate) fn leave_large_active(&self) -> Result<bool> {
         let _commits = self.hold_commits()?;
         let active = self.control().tail.0.slot.load(Ordering::Relaxed) as u16;
         let visible = self.control().visible.0.load(Ordering::Relaxed);
@@ -237,6 +218,51 @@ impl Core {
         let is_in_the_way = self.is_large(active) || self.region.memory_has_holes()?;
         let rotate = || self.whole_or_stopped("beginning a generation", || self.rotate(0, 0));
         Ok(is_empty && is_in_the_way && self.can_rotate() && rotate()?)
+    }
+
+    /// Whether there may be one more generation.
+    pub(crate) fn can_rotate(&self) -> bool {
+        self.generations_alive() <= WAITING_GENERATIONS_MAX
+    }
+
+    /// Generations that recovery would replay, and those that the fold which goes on is about to free: until then they
+    /// take memory.
+    pub(crate) fn generations_alive(&self) -> usize {
+        let folding = self.pace.oldest_folding().filter(|_| self.folds_in_background());
+        self.generations_to_replay() + folding.map_or(0, |oldest| self.generations_about_to_go(oldest))
+    }
+
+    /// Generations from number `oldest` on that are durably folded and have no readers.
+    fn generations_about_to_go(&self, oldest: u32) -> usize {
+        let durable = self.control().durable.0.load(Ordering::Acquire);
+        let is_done = |entry: &GenerationEntry| {
+            entry.state() == GenerationState::Folded
+                && entry.number.load(Ordering::Relaxed) >= oldest
+                && entry.last_commit.load(Ordering::Relaxed) <= durable
+        };
+        if !self.region.generations().any(|(_, entry)| is_done(entry)) {
+            return 0;
+        }
+        let pins = self.region.pins();
+        let is_needed = |entry: &GenerationEntry| {
+            let number = u64::from(entry.number.load(Ordering::Relaxed));
+            pins.everything
+                || pins.follow.is_some_and(|oldest| number >= oldest)
+                || pins.hold(entry.birth.load(Ordering::Relaxed), entry.death.load(Ordering::Relaxed))
+        };
+        let entries = self.region.generations();
+        entries.filter(|(_, entry)| is_done(entry) && !is_needed(entry)).count()
+    }
+
+    /// Generations that a crash now would make recovery replay: those that are not in the durable base.
+    pub(crate) fn generations_to_replay(&self) -> usize {
+        let durable = self.control().durable.0.load(Ordering::Acquire);
+        let waits = |entry: &GenerationEntry| match entry.state() {
+            GenerationState::Active | GenerationState::Frozen => true,
+            GenerationState::Folded => entry.last_commit.load(Ordering::Relaxed) > durable,
+            GenerationState::Unused | GenerationState::Preparing | GenerationState::Standby => false,
+        };
+        self.region.generations().filter(|(_, entry)| waits(entry)).count()
     }
 
     /// How many generations wait to be used.

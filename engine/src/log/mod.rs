@@ -8,7 +8,7 @@ mod segment;
 pub(crate) use costs::{FoldCosts, fold_costs};
 pub(crate) use record::{
     Body, NewCheckpoint, Operation, OperationKind, Operations, RECORD_HEADER_BYTES, RecordHeader, body_checksum,
-    checkpoint_key, checkpoint_of_key, decode_root, encode_root, record_bytes,
+    checkpoint_key, checkpoint_of_key, decode_root, encode_root, extent_of, record_bytes,
 };
 pub(crate) use segment::{
     LOG_START, LogView, OpenFile, Scan, SegmentHeader, Segments, changed, file_name, first_record, headers_from, scan,

@@ -393,6 +393,11 @@ impl<'a> NewCheckpoint<'a> {
     }
 }
 
+/// The extent that an operation stores in place of a value.
+pub(crate) fn extent_of(value: &[u8]) -> Extent {
+    Extent::decode(value.try_into().expect("checked on decode"))
+}
+
 pub(crate) fn decode_root(bytes: &[u8]) -> Root {
     Root {
         page: u32::from_le_bytes(bytes[0..4].try_into().expect("a run operation has twenty bytes")),

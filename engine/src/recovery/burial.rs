@@ -5,21 +5,17 @@
 //! No thread waits for this. A thread that needs a lock of a dead process takes it over at once, in the same way. Every
 //! step can be repeated without harm, because the process that does it may die as well.
 
-use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use duramen_io::{OpenMode, Owner, WordLock, wake};
 
-use crate::btree;
 use crate::commit::{NOT_EXCLUSIVE, is_token_of};
 use crate::core::Core;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::log::FoldCosts;
-use crate::log::decode_root;
-use crate::log::{Operation, OperationKind, Operations, SegmentHeader, file_name, scan};
+use crate::log::file_name;
 use crate::planted::{PlantedBug, is_planted, kill_point};
-use crate::recovery::extent_of;
-use crate::region::{GenerationEntry, GenerationState, Version};
+use crate::region::{GenerationEntry, GenerationState};
 use crate::sync::Synced;
 
 impl Core {
@@ -153,57 +149,6 @@ impl Core {
             // They are only lost until the store is reopened. A read of what is damaged reports it.
             Err(_) => Ok(()),
         }
-    }
-
-    /// Pages that records refer to which are not folded in a version. The caller has the maintenance lock, or a pin of
-    /// that version; records that come meanwhile are of the living.
-    pub(crate) fn pages_in_log(&self, version: &Version) -> Result<HashSet<u32>> {
-        let mut pages = HashSet::new();
-        for &slot in &version.generations {
-            let end = self.entry(slot).tail.load(Ordering::Acquire);
-            // SAFETY: as long as the caller has one of those, no generation of the version goes.
-            let log = unsafe { self.log_view(slot) }?;
-            // SAFETY: below the end of the records everything was written.
-            let bytes = unsafe { log.bytes(0, end) };
-            let no_header = || Error::damaged(format!("{} has lost its header", file_name(slot)));
-            let header = SegmentHeader::decode(bytes, self.store).ok_or_else(no_header)?;
-            let scanned = scan(bytes, &header, &self.seeds, |_, _, body| {
-                for operation in Operations::of(body) {
-                    let (_, operation) = operation?;
-                    self.note_pages(&mut pages, operation)?;
-                }
-                Ok(())
-            })?;
-            if scanned.tail != end {
-                let (name, found) = (file_name(slot), scanned.tail);
-                return Err(Error::damaged(format!(
-                    "the records of {name} end at {found}, not at {end}"
-                )));
-            }
-        }
-        Ok(pages)
-    }
-
-    fn note_pages(&self, pages: &mut HashSet<u32>, operation: Operation<'_>) -> Result<()> {
-        let run = match operation.kind {
-            OperationKind::PutExtent => {
-                pages.extend(btree::Visit::Extent(extent_of(operation.value)).pages());
-                return Ok(());
-            }
-            OperationKind::Run => decode_root(operation.value),
-            // The pages of a restore are those of a checkpoint.
-            OperationKind::Put
-            | OperationKind::Delete
-            | OperationKind::DeleteRange
-            | OperationKind::Restore
-            | OperationKind::Checkpoint => {
-                return Ok(());
-            }
-        };
-        btree::walk(self.source(), run, &mut |visit| {
-            pages.extend(visit.pages());
-            Ok(())
-        })
     }
 
     /// A log file that was being made ready, or removed: it may be there or not, under a name that may last or not.

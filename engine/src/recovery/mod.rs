@@ -60,8 +60,8 @@ use crate::log::FoldCosts;
 use crate::log::decode_root;
 use crate::log::fold_costs;
 use crate::log::{
-    LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, file_name, first_record,
-    headers_from, scan,
+    LOG_START, OperationKind, Operations, RECORD_HEADER_BYTES, Scan, SegmentHeader, Segments, extent_of, file_name,
+    first_record, headers_from, scan,
 };
 use crate::planted::{PlantedBug, is_planted};
 use crate::read::generation_view::GenerationView;
@@ -549,11 +549,6 @@ fn given_up(found: &Found, bytes: &[u8], later: &[Found], seeds: &StoreSeeds) ->
         Ok(())
     })?;
     Ok(end)
-}
-
-/// The extent that an operation stores in place of a value.
-pub(crate) fn extent_of(value: &[u8]) -> Extent {
-    Extent::decode(value.try_into().expect("checked on decode"))
 }
 
 struct Recovery<'a> {

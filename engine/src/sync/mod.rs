@@ -24,6 +24,7 @@
 //! written, by a description that is told of everything that came between.
 
 pub(crate) mod unsynced;
+mod values;
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -103,20 +104,6 @@ impl Core {
     /// How many attempts to sync for futures have come to an end.
     pub(crate) fn sync_attempts(&self) -> u64 {
         self.syncs.futures().attempts
-    }
-
-    /// Whether waiting for a commit to be durable was given up, in an attempt that came to its end after so many
-    /// others.
-    pub(crate) fn was_given_up(&self, commit: u64, attempts: u64) -> Option<Error> {
-        let futures = self.syncs.futures();
-        let is_it = |&(newest, ..): &(u64, u32, Duration)| commit <= newest && attempts < futures.attempts;
-        let (_, process, waited) = futures.given_up.filter(is_it)?;
-        let reason = Reason::NotSynced {
-            commit,
-            process,
-            waited,
-        };
-        Some(reason.into())
     }
 
     /// Waits until a commit survives power loss; the first thread that waits syncs for all.

@@ -16,8 +16,9 @@
 //! are written and not referred to yet are synced before a record refers to them, or with it, by a process that lives
 //! and had the file open.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use duramen_io::File;
 
@@ -25,6 +26,7 @@ use crate::btree;
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::limits::PAGE_BYTES;
+use crate::log::{Operation, OperationKind, Operations, SegmentHeader, decode_root, extent_of, file_name, scan};
 use crate::region::Version;
 
 /// Bytes that are compared at a time.
@@ -80,6 +82,57 @@ fn write_differences_again(file: &dyn File, unit: u64, range: Range<u64>) -> Res
 }
 
 impl Core {
+    /// Pages that records refer to which are not folded in a version. The caller has the maintenance lock, or a pin of
+    /// that version; records that come meanwhile are of the living.
+    pub(crate) fn pages_in_log(&self, version: &Version) -> Result<HashSet<u32>> {
+        let mut pages = HashSet::new();
+        for &slot in &version.generations {
+            let end = self.entry(slot).tail.load(Ordering::Acquire);
+            // SAFETY: as long as the caller has one of those, no generation of the version goes.
+            let log = unsafe { self.log_view(slot) }?;
+            // SAFETY: below the end of the records everything was written.
+            let bytes = unsafe { log.bytes(0, end) };
+            let no_header = || Error::damaged(format!("{} has lost its header", file_name(slot)));
+            let header = SegmentHeader::decode(bytes, self.store).ok_or_else(no_header)?;
+            let scanned = scan(bytes, &header, &self.seeds, |_, _, body| {
+                for operation in Operations::of(body) {
+                    let (_, operation) = operation?;
+                    self.note_pages(&mut pages, operation)?;
+                }
+                Ok(())
+            })?;
+            if scanned.tail != end {
+                let (name, found) = (file_name(slot), scanned.tail);
+                return Err(Error::damaged(format!(
+                    "the records of {name} end at {found}, not at {end}"
+                )));
+            }
+        }
+        Ok(pages)
+    }
+
+    fn note_pages(&self, pages: &mut HashSet<u32>, operation: Operation<'_>) -> Result<()> {
+        let run = match operation.kind {
+            OperationKind::PutExtent => {
+                pages.extend(btree::Visit::Extent(extent_of(operation.value)).pages());
+                return Ok(());
+            }
+            OperationKind::Run => decode_root(operation.value),
+            // The pages of a restore are those of a checkpoint.
+            OperationKind::Put
+            | OperationKind::Delete
+            | OperationKind::DeleteRange
+            | OperationKind::Restore
+            | OperationKind::Checkpoint => {
+                return Ok(());
+            }
+        };
+        btree::walk(self.source(), run, &mut |visit| {
+            pages.extend(visit.pages());
+            Ok(())
+        })
+    }
+
     /// Makes everything in the data file durable that is in use, whatever the kernel has reported to others. The caller
     /// has the lock on syncs of the data file; `sync` syncs it.
     pub(crate) fn make_data_durable(&self, sync: &dyn Fn() -> Result<()>) -> Result<()> {

@@ -26,7 +26,6 @@
 //! generations kept, commit lock; the folding thread, which holds `maintenance`, never waits for a stream.
 
 mod collector;
-mod followers;
 mod reader;
 
 use std::collections::{BTreeMap, HashMap};

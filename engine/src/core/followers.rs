@@ -58,7 +58,7 @@ impl Core {
     ///
     /// # Errors
     /// [`Reason::Busy`] when a process was stopped while it freed one.
-    pub(super) fn keep_generations(&self) -> Result<KeptGenerations<'_>> {
+    pub(crate) fn keep_generations(&self) -> Result<KeptGenerations<'_>> {
         let (mut patience, mut rounds) = (Patience::default(), 0u32);
         let reading = &self.region.process(self.region.me()).reading;
         let freeing = &self.control().freeing;
@@ -130,7 +130,7 @@ impl Core {
     }
 
     /// Slots of the generations whose logs and indexes can be read. While they are kept it stays that way.
-    pub(super) fn readable_slots(&self) -> impl Iterator<Item = u16> {
+    pub(crate) fn readable_slots(&self) -> impl Iterator<Item = u16> {
         let is_readable = |entry: &GenerationEntry| match entry.state() {
             GenerationState::Active | GenerationState::Frozen | GenerationState::Folded => true,
             GenerationState::Unused | GenerationState::Preparing | GenerationState::Standby => false,
@@ -158,7 +158,7 @@ impl Core {
 
 impl Follower {
     /// What it holds, or why it holds nothing any more.
-    pub(super) fn hold(&mut self, core: &Core) -> Result<&Hold> {
+    pub(crate) fn hold(&mut self, core: &Core) -> Result<&Hold> {
         self.notice_end(core);
         match &self.state {
             State::Following(hold) => Ok(hold),
@@ -180,14 +180,14 @@ impl Follower {
         }
     }
 
-    pub(super) fn let_go(&mut self, core: &Core, state: State) {
+    pub(crate) fn let_go(&mut self, core: &Core, state: State) {
         if let State::Following(hold) = std::mem::replace(&mut self.state, state) {
             core.unpin(&hold.pin);
         }
     }
 
     /// Moves the pin to the published version, if that shows everything from the position on.
-    pub(super) fn advance(&mut self, core: &Core) {
+    pub(crate) fn advance(&mut self, core: &Core) {
         self.notice_end(core);
         let State::Following(hold) = &self.state else { return };
         let published = core.region.version();
@@ -207,7 +207,7 @@ impl Follower {
 
 impl Hold {
     /// Pins what is published now. Also returns the end of the log.
-    pub(super) fn newest(core: &Core) -> Result<(Hold, u64)> {
+    pub(crate) fn newest(core: &Core) -> Result<(Hold, u64)> {
         // Under the commit lock no generation can begin before this follows those that will.
         let _guard = core.hold_commits()?;
         let (pin, version, commit) = core.region.pin(0, &core.control().visible.0)?;
@@ -230,7 +230,7 @@ impl Hold {
     }
 
     /// Pins a version from which everything after `commit` can be read.
-    pub(super) fn after(core: &Core, commit: u64) -> Result<Hold> {
+    pub(crate) fn after(core: &Core, commit: u64) -> Result<Hold> {
         let (hold, _) = Hold::newest(core)?;
         if commit > hold.commit {
             let newest = hold.commit;

@@ -1,8 +1,14 @@
 //! Times and limits, in arguments and in output.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+
+/// Returns a time in milliseconds since 1970.
+pub fn millis(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
 
 /// A limit as given by the user; `none` removes the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,6 @@ use duramen_client::Keys;
 
 use crate::exit::{Failure, Outcome};
 use crate::output::say;
-use crate::place::Server;
 use crate::text::Notation;
 
 /// Which store.
@@ -140,12 +139,9 @@ impl MapArguments {
         }
     }
 
-    /// Returns the name of the map on a server. A named map may be missing.
-    pub fn on(&self, server: &Server) -> Outcome<String> {
-        match &self.map {
-            Some(name) => Ok(name.clone()),
-            None => only_name(server.wait(server.client.list_maps())?),
-        }
+    /// Returns the name that the user gave.
+    pub fn name(&self) -> Option<&str> {
+        self.map.as_deref()
     }
 
     /// Returns the named map like [`MapArguments::existing`], but creates it when it is missing.
@@ -239,7 +235,8 @@ fn only(store: &Store) -> Outcome<Map> {
     existing(store, &only_name(store.maps().list()?)?)
 }
 
-fn only_name(mut names: Vec<String>) -> Outcome<String> {
+/// Returns the only one of these names.
+pub fn only_name(mut names: Vec<String>) -> Outcome<String> {
     match names.as_slice() {
         [_] => Ok(names.remove(0)),
         [] => Err(Failure::wrong_call("the store has no maps yet; name one with --map")),

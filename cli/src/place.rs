@@ -12,9 +12,9 @@ use duramen::{Options, Store};
 use duramen_client::{Client, Error, ErrorKind, Group, TlsOptions, Topic};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::commands::is_pattern;
 use crate::exit::{Exit, Failure, Outcome};
-use crate::opening::StoreArguments;
+use crate::opening::{MapArguments, StoreArguments, only_name};
+use crate::text::is_pattern;
 
 /// How long a call to a server may take, unless `--wait` is longer.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -209,6 +209,14 @@ impl Server {
     /// Waits for the next item of a stream.
     pub fn next<T>(&self, next: impl Future<Output = Option<duramen_client::Result<T>>>) -> Outcome<Option<T>> {
         self.wait(async { next.await.transpose() })
+    }
+
+    /// Returns the name of the map that a command names, or of the only map. A named map may be missing.
+    pub fn map_name(&self, arguments: &MapArguments) -> Outcome<String> {
+        match arguments.name() {
+            Some(name) => Ok(name.into()),
+            None => only_name(self.wait(self.client.list_maps())?),
+        }
     }
 
     /// Returns a handle of a topic. A server takes no patterns.

@@ -8,6 +8,11 @@ use std::io::{self, Write};
 
 use crate::exit::{Failure, Outcome};
 
+/// Whether the text is a pattern: no topic name has these characters.
+pub fn is_pattern(topic: &str) -> bool {
+    topic.contains(['*', '>'])
+}
+
 /// Notation in which bytes are written as text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Notation {

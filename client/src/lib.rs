@@ -89,7 +89,7 @@
 //! call          one call: pooled connections, deadline, retries
 //! differences   the stream of pairs that differ between two checkpoints
 //! exporting     the stream that tells how far an export is
-//! client        Client, the calls on maps and topics as a whole, and those on the store
+//! client        Client: its settings, and how it sends requests
 //! parts         long values, in parts
 //! map           reads and writes of one map
 //! publisher     the pipelined stream of messages to one topic
@@ -101,8 +101,10 @@
 //! tree          the calls on one tree
 //! group         the calls on one group of a topic
 //! member        a member of a group: deliveries, and settling them
+//! joining       getting messages of a group: once, or as a member
 //! topic         the calls on one topic
 //! transaction   several changes in one commit
+//! store_calls   the calls on maps, topics and trees as a whole, and on the store
 //! ```
 
 mod error;
@@ -129,8 +131,12 @@ mod tree;
 
 mod group;
 mod member;
+
+mod joining;
 mod topic;
 mod transaction;
+
+mod store_calls;
 
 pub use client::{Builder, Client};
 pub use differences::Differences;
@@ -143,7 +149,8 @@ pub use duramen_proto::v1::{
 };
 pub use error::{Error, ErrorKind, Result};
 pub use exporting::Exporting;
-pub use group::{Fetched, Group, GroupOptions};
+pub use group::{Group, GroupOptions};
+pub use joining::Fetched;
 pub use map::{Map, Page, PageToken, Pairs};
 pub use member::{Deliveries, Delivery, Member, MemberOptions};
 pub use node_watch::{NodeWatch, WatchNodes};

@@ -9,7 +9,7 @@ use duramen_proto::command::Refusal;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use crate::command::refusal_of;
+use crate::refusal::refusal_of;
 
 /// Who says so, in `ErrorInfo`.
 const DOMAIN: &str = "duramen";

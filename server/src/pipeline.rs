@@ -10,13 +10,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use duramen::{Durability, Error, Kind};
 use duramen_proto::command::{Command, Entry, Outcome};
-use duramen_proto::v1::Acknowledge;
 use prost::Message;
 use tokio::sync::oneshot;
 use tonic::{Code, Status};
 
 use crate::command::{Applied, Applier, ENTRY_VERSION};
 use crate::error::{failed, not_synced, overloaded, stopping, unanswered};
+use crate::level::Level;
 use crate::measure::{Histogram, LogLimit};
 
 /// The most commands of a commit.
@@ -25,33 +25,6 @@ const ENTRY_COMMANDS: usize = 1_024;
 const ENTRY_BYTES: usize = 4 << 20;
 /// The most commands of a commit that may have to be taken back alone: each makes the reads of the others slower.
 const ENTRY_SAVEPOINTS: usize = 64;
-
-/// What a commit has to survive before a request is answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// Nothing: the request is in the queue.
-    Memory,
-    /// The end of the server's process.
-    Written,
-    /// A power cut.
-    Synced,
-}
-
-impl Level {
-    /// The level that a request asks for.
-    pub fn of(asked: i32, default: Level) -> Result<Level, Status> {
-        Ok(match Acknowledge::try_from(asked) {
-            Ok(Acknowledge::Unspecified) => default,
-            Ok(Acknowledge::Memory) => Level::Memory,
-            Ok(Acknowledge::Written) => Level::Written,
-            Ok(Acknowledge::Synced) => Level::Synced,
-            Err(_) => {
-                let message = format!("acknowledge has the unknown value {asked}; use MEMORY, WRITTEN or SYNCED");
-                return Err(crate::error::invalid(message));
-            }
-        })
-    }
-}
 
 /// A queued request.
 struct Queued {

@@ -4,7 +4,6 @@
 //! connection stays on one thread: a call then costs no wake-up of another thread.
 
 use std::fs;
-use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -35,20 +34,23 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::command::{Applier, Kept, Sessions};
-use crate::config::Config;
+use crate::config::{Config, EtcdConfig};
 use crate::connection::{Accepted, register_all};
 use crate::error::is_of_a_restore;
-use crate::etcd::{EtcdConfig, EtcdDoor, compact_by_itself, forget_import, is_a_part, renew_leases};
+use crate::etcd::{EtcdDoor, compact_by_itself, forget_import, is_a_part, renew_leases};
+use crate::limit_layer::LimitLayer;
 use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
 use crate::metrics::{self, Sources};
 use crate::pages::Pages;
 use crate::pipeline::{Limits, Pipeline};
+use crate::registry::{Backups, Registry, Rooms, Watchers};
 use crate::room::Room;
-use crate::security::{Certificates, Guard, LimitLayer, OPEN_MESSAGE_BYTES_MAX, Renewal, TlsError, Usages};
+use crate::security::{Certificates, Guard, OPEN_MESSAGE_BYTES_MAX, Renewal, Usages};
+use crate::serve_error::ServeError;
 use crate::services::{
-    AdminService, Backups, MapsService, TopicsService, TransactionsService, TreesService, WatchService, Watchers, tend,
+    AdminService, MapsService, TopicsService, TransactionsService, TreesService, WatchService, tend,
 };
-use crate::session::{Registry, Rooms, end_expired};
+use crate::session::end_expired;
 use crate::sockets::Sockets;
 use crate::state::{Inner, State};
 
@@ -71,65 +73,6 @@ const KEEP_ALIVE: Duration = Duration::from_secs(60);
 const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(20);
 /// How often the server looks whether its store has stopped, or was put back to a checkpoint.
 const LOOK_AT_STORE: Duration = Duration::from_millis(100);
-
-/// Why a server did not start, or ended.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// The store.
-    #[error("the store in {directory}: {error}")]
-    Store {
-        /// Its directory.
-        directory: PathBuf,
-        /// What is wrong.
-        error: duramen::Error,
-    },
-    /// Another process put the store back to a checkpoint while the server had it open.
-    #[error("the store in {directory} was put back to a checkpoint, so this server ended; start it again")]
-    Restored {
-        /// Its directory.
-        directory: PathBuf,
-    },
-    /// The data directory.
-    #[error("the data directory {directory} cannot be made: {error}; name another one with --data-dir")]
-    Directory {
-        /// The directory.
-        directory: PathBuf,
-        /// What is wrong.
-        error: io::Error,
-    },
-    /// A listener.
-    #[error("cannot listen on {place}: {error}; {cure}")]
-    Listen {
-        /// Address or path.
-        place: String,
-        /// What is wrong.
-        error: io::Error,
-        /// What to do.
-        cure: &'static str,
-    },
-    /// The files of TLS.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// The tree for clients of etcd.
-    #[error("the tree {tree:?} for clients of etcd cannot be prepared: {cause}")]
-    EtcdTree {
-        /// The tree.
-        tree: String,
-        /// What is wrong.
-        cause: String,
-    },
-    /// An import of the tree for clients of etcd has not finished.
-    #[error(
-        "the tree {tree:?} has a part of an etcd only, because an import has not finished; run `duramen etcd import` again"
-    )]
-    PartOfEtcd {
-        /// The tree.
-        tree: String,
-    },
-    /// The operating system.
-    #[error("cannot start a thread: {0}")]
-    Thread(io::Error),
-}
 
 /// Where a server listens.
 #[derive(Clone, Debug, Default)]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use listenfd::ListenFd;
 
 use crate::config::Config;
-use crate::serve::ServeError;
+use crate::serve_error::ServeError;
 
 /// The sockets of a server. They do not block.
 #[derive(Default)]

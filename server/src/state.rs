@@ -18,11 +18,11 @@ use tonic::{Code, Request, Status};
 
 use crate::command::{Kept, Sessions, map_not_found, tree_not_found};
 use crate::error::{failed, of_refusal, status};
+use crate::level::Level;
 use crate::pages::Pages;
-use crate::pipeline::{Answer, Level, Pipeline};
+use crate::pipeline::{Answer, Pipeline};
+use crate::registry::{Backups, Registry, Rooms, Watchers};
 use crate::security::{Access, Caller, Credentials, Guard, Resource, Usages};
-use crate::services::{Backups, Watchers};
-use crate::session::{Registry, Rooms};
 
 /// What the services work on. Clones share it.
 #[derive(Clone)]

@@ -60,7 +60,7 @@ impl Delete {
                 (map.name().to_string(), deleted)
             }
             Place::Server(server) => {
-                let map = self.map.on(server)?;
+                let map = server.map_name(&self.map)?;
                 let deleted = delete_on(server, &map, key.as_deref(), &range)?;
                 (map, deleted)
             }

@@ -62,7 +62,7 @@ impl Get {
                 Ok(Exit::Done)
             }
             Place::Server(server) => {
-                let map = self.map.on(&server)?;
+                let map = server.map_name(&self.map)?;
                 let value = server.wait(whole(&server.client.map(&map), &key))?;
                 self.print(&map, value.as_deref(), output)
             }

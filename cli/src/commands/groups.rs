@@ -5,21 +5,22 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use duramen::topic::{
-    DeadLetters, Filter, GroupDescription, GroupOptions, Pattern, PatternGroup, Pending, Start, Topic, TopicError,
-    Topics,
+    DeadLetters, Filter, GroupDescription, GroupOptions, Pattern, Pending, Start, Topic, TopicError, Topics,
 };
 use duramen::{Durability, Store};
 use duramen_client::PendingMessage;
 use serde_json::{Value, json};
 
 use super::changes::finish;
-use super::subscribe::{durable_pattern, is_pattern, start_on};
+use super::meant::Meant;
+use super::subscribe::{durable_pattern, start_on};
 use super::topics::existing;
 use crate::exit::{Exit, Failure, Outcome};
-use crate::limit::{Limit, count_limit, seconds, time};
+use crate::limit::{Limit, count_limit, millis, seconds, time};
 use crate::opening::StoreArguments;
 use crate::output::Output;
 use crate::place::{Place, PlaceArguments, Server};
+use crate::text::is_pattern;
 
 const EXAMPLES: &str = r"Examples:
   All groups of the store, and what they have to do; those of one topic, with their settings:
@@ -517,12 +518,6 @@ fn given(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-/// Returns a time in milliseconds since 1970.
-pub fn millis(time: std::time::SystemTime) -> u64 {
-    let since = time.duration_since(std::time::SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_millis() as u64)
-}
-
 fn pending_object(pending: &PendingMessage) -> Value {
     json!({
         "offset": pending.offset,
@@ -641,34 +636,6 @@ fn delete(store: &Store, group: &GroupArguments) -> Outcome<()> {
         },
     }
     Ok(())
-}
-
-/// The group that a command names.
-pub enum Meant {
-    /// A group over a pattern, in all topics that match.
-    Everywhere(PatternGroup),
-    /// A group of this topic, which may not exist.
-    InTopic(Topic),
-}
-
-impl Meant {
-    /// Finds the group that a command names. A pattern can look like a topic name; a group over the pattern then takes
-    /// precedence.
-    pub fn find(store: &Store, topic: &str, name: &str) -> Outcome<Meant> {
-        let known = match Topics::exist(store)? {
-            true => Topics::open(store)?.pattern_groups()?,
-            false => Vec::new(),
-        };
-        let is_it = |known: &PatternGroup| known.name() == name && known.pattern().as_str() == topic;
-        match known.into_iter().find(is_it) {
-            Some(group) => Ok(Meant::Everywhere(group)),
-            None if is_pattern(topic) => Err(Failure::wrong_call(format!(
-                "no group and no durable subscription named {name:?} has the pattern {topic:?}"
-            ))
-            .hint("`duramen groups DIR` lists them")),
-            None => Ok(Meant::InTopic(existing(store, topic)?)),
-        }
-    }
 }
 
 fn reset_in(topic: &Topic, name: &str, to: Start) -> Outcome<()> {

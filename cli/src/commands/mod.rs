@@ -16,6 +16,7 @@ mod groups;
 mod load;
 mod logging;
 mod maps;
+mod meant;
 mod publish;
 mod put;
 mod redrive;
@@ -34,7 +35,6 @@ mod watch;
 use clap::Subcommand;
 
 pub use etcd::as_etcd;
-pub use subscribe::is_pattern;
 
 use crate::exit::Outcome;
 use crate::output::Output;

@@ -71,7 +71,7 @@ impl Put {
                 map.name().to_string()
             }
             Place::Server(server) => {
-                let map = self.map.on(server)?;
+                let map = server.map_name(&self.map)?;
                 put(server, &map, &key, &mut source)?;
                 map
             }

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::json;
 
-use super::groups::Meant;
+use super::meant::Meant;
 use crate::exit::{Exit, Outcome};
 use crate::output::{Output, say};
 use crate::place::{Place, PlaceArguments};

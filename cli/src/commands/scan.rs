@@ -63,7 +63,7 @@ impl Scan {
     }
 
     fn scan_on(&self, server: &Server, range: &KeyRange, output: &mut Output) -> Outcome {
-        let map = server.client.map(self.map.on(server)?);
+        let map = server.client.map(server.map_name(&self.map)?);
         // A range without a limit has the limit 0 there.
         let mut range = Range::new(range.keys()).limit(self.limit.map_or(0, |limit| limit.max(1)));
         if self.reverse {

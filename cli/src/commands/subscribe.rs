@@ -12,13 +12,14 @@ use duramen::{Result, Store};
 use duramen_client::Start as StartOn;
 use serde_json::{Value, json};
 
-use super::groups::{Meant, millis};
+use super::meant::Meant;
 use super::topics::existing;
 use crate::exit::{Exit, Failure, Outcome};
+use crate::limit::millis;
 use crate::opening::NotationArguments;
 use crate::output::{Output, say};
 use crate::place::{Place, PlaceArguments, Server};
-use crate::text::{Notation, counted};
+use crate::text::{Notation, counted, is_pattern};
 
 const EXAMPLES: &str = r"Examples:
   Everything that a topic keeps; the last two messages; those from an offset on:
@@ -87,11 +88,6 @@ pub struct Subscribe {
 
     #[command(flatten)]
     notation: NotationArguments,
-}
-
-/// Whether the text is a pattern: no topic name has these characters.
-pub fn is_pattern(topic: &str) -> bool {
-    topic.contains(['*', '>'])
 }
 
 /// Options of a reader that skips messages deleted by retention and is told of it. A command cannot ask what to do.

@@ -119,7 +119,7 @@ impl Watch {
     }
 
     fn watch_on(&self, server: &Server, range: &KeyRange, output: &mut Output) -> Outcome<()> {
-        let map = server.client.map(self.map.on(server)?);
+        let map = server.client.map(server.map_name(&self.map)?);
         let mut left = self.count.unwrap_or(u64::MAX);
         let mut watch = server.wait(map.watch(range.keys(), self.start))?;
         while left > 0

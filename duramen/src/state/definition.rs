@@ -6,11 +6,11 @@
 //! ```
 
 use std::any::type_name;
-use std::fmt;
 
 use duramen_engine::Result;
 
 use super::error::StateError;
+use super::kind::StateKind;
 
 /// Form of the rows.
 const FORM: u8 = 1;
@@ -20,40 +20,6 @@ pub(super) const JOB_KEY: &str = "/";
 
 /// Longest name of a job or state: the names of its map and of its checkpoints stay below the limits of the engine.
 const NAME_BYTES_MAX: usize = 100;
-
-/// What a state is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum StateKind {
-    /// A [`super::ValueState`].
-    Value,
-    /// A [`super::ListState`].
-    List,
-    /// A [`super::MapState`].
-    Map,
-}
-
-impl StateKind {
-    const ALL: [StateKind; 3] = [StateKind::Value, StateKind::List, StateKind::Map];
-
-    fn code(self) -> u8 {
-        match self {
-            StateKind::Value => 1,
-            StateKind::List => 2,
-            StateKind::Map => 3,
-        }
-    }
-}
-
-impl fmt::Display for StateKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            StateKind::Value => "value",
-            StateKind::List => "list",
-            StateKind::Map => "map",
-        })
-    }
-}
 
 /// How a state was declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +42,7 @@ impl Definition {
     pub fn parse(job: &str, name: &str, row: &[u8]) -> Result<Definition> {
         let parsed = match row {
             [FORM, code, types @ ..] => {
-                let kind = StateKind::ALL.into_iter().find(|kind| kind.code() == *code);
+                let kind = StateKind::of_code(*code);
                 kind.zip(std::str::from_utf8(types).ok())
             }
             _ => None,

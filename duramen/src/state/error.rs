@@ -2,7 +2,7 @@
 
 use duramen_engine::{Error, Kind, Reason};
 
-use super::definition::StateKind;
+use super::kind::StateKind;
 
 /// The facts of an error of keyed state; see [`StateError::of`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

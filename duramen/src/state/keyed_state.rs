@@ -7,9 +7,10 @@ use std::sync::Arc;
 use duramen_engine::encoding::DecodeKey;
 use duramen_engine::{Map, Result, Store, Transaction};
 
-use super::definition::{Definition, JOB_KEY, StateKind, check_name, job_map, job_row, parse_job, state_map};
+use super::definition::{Definition, JOB_KEY, check_name, job_map, job_row, parse_job, state_map};
 use super::error::StateError;
 use super::key_groups::KeyGroups;
+use super::kind::StateKind;
 use super::list::ListState;
 use super::map::MapState;
 use super::rows::Rows;

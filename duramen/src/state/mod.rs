@@ -44,6 +44,8 @@
 //! this is part of the format of the files.
 
 // Bottom first; the blank lines keep this order.
+mod kind;
+
 mod error;
 
 mod key_groups;
@@ -67,10 +69,10 @@ mod statistics;
 mod warnings;
 
 pub use checkpoints::StateCheckpoint;
-pub use definition::StateKind;
 pub use error::StateError;
 pub use key_groups::{KEY_GROUPS_DEFAULT, KEY_GROUPS_MAX, KeyGroups};
 pub use keyed_state::KeyedState;
+pub use kind::StateKind;
 pub use list::ListState;
 pub use map::MapState;
 pub use statistics::{CheckpointSpace, JobStatistics, StateReader, StateStatistics};

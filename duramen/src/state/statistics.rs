@@ -6,9 +6,10 @@ use std::time::Duration;
 use duramen_engine::{Result, Snapshot};
 
 use super::checkpoints::{StateCheckpoint, checkpoint_name};
-use super::definition::{StateKind, state_map};
+use super::definition::state_map;
 use super::error::StateError;
 use super::keyed_state::KeyedState;
+use super::kind::StateKind;
 use super::rows::{Rows, bounds};
 use super::view::StateView;
 

@@ -5,8 +5,9 @@ use std::fmt;
 use duramen_engine::encoding::DecodeKey;
 use duramen_engine::{Map, Result, Snapshot};
 
-use super::definition::{Definition, StateKind, state_map};
+use super::definition::{Definition, state_map};
 use super::keyed_state::KeyedState;
+use super::kind::StateKind;
 use super::list::ListState;
 use super::map::MapState;
 use super::rows::Rows;

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, UNIX_EPOCH};
 
-use duramen::topic::{Group, Message, Ticket, Topic, TopicError, TopicWrites, Topics, TopicsOptions};
-use duramen::tree::{Trees, TreesOptions};
-use duramen::{CommitFuture, Durability, Error, Map, Result, Store, Transaction, TransactionOptions};
+use duramen::topic::{Message, Ticket, TopicError, TopicWrites};
+use duramen::{CommitFuture, Durability, Map, Result, Transaction, TransactionOptions};
 use duramen_proto::command::command::Change;
 use duramen_proto::command::outcome::Outcome as Led;
-use duramen_proto::command::{Command, CreateMap, CreateTopic, Entry, Outcome, Refusal, StoredSession};
+use duramen_proto::command::{Command, CreateMap, CreateTopic, Entry, Outcome};
 use duramen_proto::v1::condition::Test;
 use duramen_proto::v1::operation::Change as Operated;
 use duramen_proto::v1::operation_result::Result as Given;
@@ -16,33 +15,14 @@ use duramen_proto::v1::{self, CommitRequest, CommitResponse, Operation, Operatio
 use tonic::Code;
 
 use super::ENTRY_VERSION;
+use super::applier::Applier;
 use super::etcd;
-use super::idempotency::{Keys, Known};
-use super::kept::{Kept, Recorder};
+use super::idempotency::Known;
 use super::options::topic_options;
-use super::refusal::{refusal_of, refused};
-use super::sessions::Sessions;
-use super::token::{self, TOKENS};
+use super::stopped::{Ran, Stopped, outcome};
+use super::token;
 use super::trees::{self, OpenTrees};
-use crate::security::Tokens;
-
-/// Applies entries to a store: all writes of the server go through here.
-pub struct Applier {
-    store: Store,
-    topics: Topics,
-    pub(super) trees: Trees,
-    keys: Keys,
-    pub(super) sessions: Sessions,
-    tokens: Tokens,
-    recorder: Recorder,
-    maps: HashMap<String, Map>,
-    known_topics: HashMap<String, Topic>,
-    /// By topic and name.
-    pub(super) known_groups: HashMap<(String, String), Group>,
-}
-
-/// The most handles that are kept of maps, and of topics.
-pub(super) const HANDLES_MAX: usize = 10_000;
+use crate::refusal::refused;
 
 /// What applying an entry led to.
 pub struct Applied {
@@ -52,83 +32,7 @@ pub struct Applied {
     pub durable: CommitFuture,
 }
 
-/// Why a command changed nothing: it was refused, or the store failed.
-pub(super) enum Stopped {
-    Refused(Refusal),
-    /// It was refused, and may have written something before.
-    RefusedLate(Refusal, Error),
-    Failed(Error),
-}
-
-impl From<Error> for Stopped {
-    fn from(error: Error) -> Stopped {
-        match refusal_of(&error) {
-            Some(refusal) => Stopped::Refused(refusal),
-            None => Stopped::Failed(error),
-        }
-    }
-}
-
-impl From<Refusal> for Stopped {
-    fn from(refusal: Refusal) -> Stopped {
-        Stopped::Refused(refusal)
-    }
-}
-
-pub(super) type Ran = std::result::Result<Outcome, Stopped>;
-
-/// The reserved map of commands with a key.
-pub(super) const IDEMPOTENCY: &str = "server.idempotency";
-
 impl Applier {
-    /// An applier for a store. The store may have other users at the same time.
-    ///
-    /// # Errors
-    /// Those of opening the topics of the store.
-    pub fn new(store: &Store, topics: TopicsOptions) -> Result<Applier> {
-        Ok(Applier {
-            store: store.clone(),
-            topics: Topics::open_with(store, topics)?,
-            // Commands do what trees need in the background.
-            trees: Trees::open_with(store, TreesOptions::new().background(false))?,
-            keys: Keys::new(store.reserved_map(IDEMPOTENCY)?),
-            sessions: Sessions::open_in(store)?,
-            tokens: Tokens::new(store.reserved_map(TOKENS)?),
-            recorder: Recorder::new(Kept::open(store)?),
-            maps: HashMap::new(),
-            known_topics: HashMap::new(),
-            known_groups: HashMap::new(),
-        })
-    }
-
-    /// The time that deadlines are compared with, in microseconds since 1970, for an entry that is made now.
-    pub fn clock_us(&self) -> u64 {
-        u64::try_from(self.store.shared_clock().as_micros()).unwrap_or(u64::MAX)
-    }
-
-    /// The sessions of the store.
-    ///
-    /// # Errors
-    /// Those of reading.
-    pub fn sessions(&self) -> Result<Vec<(Vec<u8>, StoredSession)>> {
-        self.sessions.list(&self.store.snapshot()?)
-    }
-
-    /// The store's tokens.
-    pub(crate) fn tokens(&self) -> &Tokens {
-        &self.tokens
-    }
-
-    /// The store's topics.
-    pub fn topics(&self) -> &Topics {
-        &self.topics
-    }
-
-    /// The store's trees.
-    pub fn trees(&self) -> &Trees {
-        &self.trees
-    }
-
     /// Whether a command may have changed something when it is refused. A savepoint takes that back; each one makes the
     /// reads of the entry slower. One operation that writes one row changes nothing when it fails.
     pub fn takes_savepoint(command: &Command) -> bool {
@@ -452,39 +356,6 @@ impl Applier {
         offsets.add(&publish.topic, first, tickets);
         Ok(Given::FirstOffset(first))
     }
-
-    fn map(&mut self, tx: &Transaction, name: &str) -> std::result::Result<Map, Stopped> {
-        if let Some(map) = self.maps.get(name).filter(|map| map.is_current()) {
-            return Ok(map.clone());
-        }
-        let map = tx.existing_map(name)?.ok_or_else(|| map_not_found(name))?;
-        if self.maps.len() >= HANDLES_MAX {
-            self.maps.clear();
-        }
-        self.maps.insert(name.into(), map.clone());
-        Ok(map)
-    }
-
-    /// A topic, with the offset of its next message.
-    pub(super) fn topic(&mut self, tx: &Transaction, name: &str) -> std::result::Result<(Topic, u64), Stopped> {
-        // A handle of a topic that was deleted gives an error, and there may be another topic of that name.
-        if let Some(topic) = self.known_topics.get(name)
-            && let Ok(next) = tx.next_offset(topic)
-        {
-            return Ok((topic.clone(), next));
-        }
-        // The transaction is exclusive: what is committed is what it sees, unless it changed topics itself.
-        let topic = self.topics.get(name)?.ok_or_else(|| {
-            let message = format!("there is no topic {name:?}; create it with CreateTopic");
-            refused(Code::NotFound, "TOPIC_NOT_FOUND", message)
-        })?;
-        if self.known_topics.len() >= HANDLES_MAX {
-            self.known_topics.clear();
-        }
-        let next = tx.next_offset(&topic)?;
-        self.known_topics.insert(name.into(), topic.clone());
-        Ok((topic, next))
-    }
 }
 
 /// How many messages an entry has published to each topic.
@@ -549,15 +420,6 @@ impl Offsets {
 fn is_done(settle: &v1::Settlement) -> bool {
     use v1::settlement::Verdict;
     matches!(settle.verdict, None | Some(Verdict::Acknowledge(_)))
-}
-
-pub(super) fn outcome(led: Led) -> Outcome {
-    Outcome { outcome: Some(led) }
-}
-
-pub(crate) fn map_not_found(name: &str) -> Refusal {
-    let message = format!("there is no map {name:?}; create it with CreateMap");
-    refused(Code::NotFound, "MAP_NOT_FOUND", message)
 }
 
 fn to_publish(message: &v1::Message) -> Message<'_> {

@@ -14,10 +14,11 @@ use duramen_proto::v1::settlement::Verdict as Said;
 use duramen_proto::v1::{Position, Settlement};
 use tonic::Code;
 
-use super::apply::{Applier, Ran, Stopped, outcome};
+use super::applier::Applier;
 use super::options::group_options;
-use super::refusal::refused;
 use super::sessions::{SESSION_BYTES, SentLease};
+use super::stopped::{Ran, Stopped, outcome};
+use crate::refusal::refused;
 
 /// The most dead letters that one command brings back; the group's own limit is lower.
 const REDRIVEN_MAX: u64 = 1_000;
@@ -36,7 +37,7 @@ impl Applier {
     }
 
     fn keep_group(&mut self, key: (String, String), group: &Group) {
-        if self.known_groups.len() >= super::apply::HANDLES_MAX {
+        if self.known_groups.len() >= super::stopped::HANDLES_MAX {
             self.known_groups.clear();
         }
         self.known_groups.insert(key, group.clone());

@@ -12,7 +12,7 @@ use prost::Message;
 use tonic::Code;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::refusal::refused;
+use crate::refusal::refused;
 
 /// How long a key is remembered, in microseconds.
 const REMEMBERED_US: u64 = 10 * 60 * 1_000_000;

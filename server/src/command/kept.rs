@@ -23,8 +23,8 @@ use prost::Message;
 use prost::bytes::Bytes;
 use tonic::Code;
 
-use super::apply::{HANDLES_MAX, Stopped};
-use super::refusal::refused;
+use super::stopped::{HANDLES_MAX, Stopped};
+use crate::refusal::refused;
 
 /// The reserved map of the changes.
 pub(super) const CHANGES: &str = "server.changes";

@@ -4,8 +4,8 @@ use duramen::Transaction;
 use duramen_proto::command::{PutToken, Refusal, RevokeToken};
 use tonic::Code;
 
-use super::apply::Stopped;
-use super::refusal::refused;
+use super::stopped::Stopped;
+use crate::refusal::refused;
 use crate::security::{Permission, Tokens};
 
 /// The reserved map of the tokens.

@@ -20,8 +20,9 @@ use duramen_proto::v1::{self, NodeTest, NumberTest, PutMode, PutNodeOperation, T
 use prost::bytes::Bytes;
 use tonic::Code;
 
-use super::apply::{Applier, Ran, Stopped, outcome};
-use super::refusal::refused;
+use super::applier::Applier;
+use super::stopped::{Ran, Stopped, outcome};
+use crate::refusal::{refusal_of, refused};
 
 /// The trees that a transaction has come to, with what it has done to each.
 #[derive(Default)]
@@ -387,7 +388,7 @@ pub(crate) fn to_kind(without_puts: bool, without_deletes: bool) -> Result<Optio
 pub(crate) fn to_pattern(text: &str) -> Result<Pattern, Refusal> {
     text.parse().map_err(|error: duramen::Error| {
         let refused_for = |error: &duramen::Error| refused(Code::InvalidArgument, "INVALID_PATTERN", error.to_string());
-        super::refusal_of(&error).unwrap_or_else(|| refused_for(&error))
+        refusal_of(&error).unwrap_or_else(|| refused_for(&error))
     })
 }
 

@@ -8,18 +8,8 @@ use tonic::Status;
 
 use super::EtcdDoor;
 use crate::command::of_etcd;
+use crate::config::EtcdRetention;
 use crate::error::failed;
-
-/// What a server keeps of earlier revisions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EtcdRetention {
-    /// All of them, until a client compacts.
-    All,
-    /// Those of the last time. A server that was started knows none older than itself.
-    Time(Duration),
-    /// The newest ones, so many.
-    Revisions(u64),
-}
 
 /// How often a tree that keeps a number of revisions is compacted.
 const BY_REVISIONS: Duration = Duration::from_secs(300);

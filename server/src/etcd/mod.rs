@@ -51,13 +51,13 @@ use tonic::service::Routes;
 use tonic::{Request, Status};
 
 use crate::command::{EtcdError, of_etcd};
+use crate::config::EtcdConfig;
 use crate::error::failed;
 use crate::security::{Access, Credentials, OPEN_MESSAGE_BYTES_MAX, Resource};
 use crate::state::{State, unexpected};
 
 use self::transport::AsEtcd;
 
-pub use compaction::EtcdRetention;
 pub(crate) use compaction::compact_by_itself;
 pub use import::EtcdImport;
 pub(crate) use import::{IMPORTS, forget_import, is_a_part};
@@ -68,62 +68,11 @@ pub use snapshot::{EtcdLease, EtcdSnapshot, EtcdSnapshotError};
 pub const ETCD_VERSION: &str = "3.6.0";
 /// There is one member, which has led from the beginning.
 const TERM: u64 = 1;
-/// What the transport of etcd accepts beyond the largest request.
-const TRANSPORT_BYTES: usize = 512 << 10;
 /// What a store takes before there is anything in it.
 const EMPTY_BYTES: u64 = 288 << 10;
 
 /// How often puts measure the store, where there is a quota.
 const MEASURED_EVERY: Duration = Duration::from_millis(100);
-
-/// How a server answers etcd's clients.
-#[derive(Clone, Debug)]
-pub struct EtcdConfig {
-    /// Addresses on which it listens for them.
-    pub listen: Vec<std::net::SocketAddr>,
-    /// The tree that they see. It is created when it is missing.
-    pub tree: String,
-    /// The name of the member.
-    pub name: String,
-    /// Where clients reach the member; empty: where it listens.
-    pub client_urls: Vec<String>,
-    /// Where other members would reach it.
-    pub peer_urls: Vec<String>,
-    /// The most operations of a transaction.
-    pub operations_max: usize,
-    /// The largest request, in bytes.
-    pub request_bytes_max: usize,
-    /// How often a watch that asked for it is told how far it has come.
-    pub progress_every: Duration,
-    /// Bytes of the store from which on writes are refused; 0: no limit but the device's.
-    pub quota_bytes: u64,
-    /// Which earlier revisions are kept.
-    pub retention: EtcdRetention,
-}
-
-impl Default for EtcdConfig {
-    fn default() -> EtcdConfig {
-        EtcdConfig {
-            listen: Vec::new(),
-            tree: "etcd".into(),
-            name: "default".into(),
-            client_urls: Vec::new(),
-            peer_urls: Vec::new(),
-            operations_max: 128,
-            request_bytes_max: 3 << 19,
-            progress_every: Duration::from_secs(600),
-            quota_bytes: 0,
-            retention: EtcdRetention::All,
-        }
-    }
-}
-
-impl EtcdConfig {
-    /// The largest message that the transport takes.
-    fn message_bytes_max(&self) -> usize {
-        self.request_bytes_max + TRANSPORT_BYTES
-    }
-}
 
 /// The services of etcd, as far as they share something.
 #[derive(Clone)]

@@ -22,7 +22,7 @@ mod peer;
 
 pub(crate) use authorize::{Caller, Credentials, Guard};
 pub(crate) use certificates::{Certificates, Renewal};
-pub(crate) use limits::{LimitLayer, OPEN_MESSAGE_BYTES_MAX, Usages};
+pub(crate) use limits::{Admitted, OPEN_MESSAGE_BYTES_MAX, Usages, is_open};
 pub(crate) use peer::{Address, Identity, Peer, name_of};
 pub(crate) use permission::{Access, Resource};
 pub use permission::{NoPermission, Permission};

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
-use super::{checkpoints, exports, send};
+use super::{checkpoints, send};
 use crate::error::{failed, invalid, status, unanswered};
 use crate::security::{Access, Resource};
 use crate::state::State;
@@ -180,7 +180,7 @@ impl Admin for AdminService {
         &self,
         request: Request<RestoreCheckpointRequest>,
     ) -> Result<Response<RestoreCheckpointResponse>, Status> {
-        self.answer(request, exports::restore).await
+        self.answer(request, checkpoints::restore).await
     }
 
     type ExportStream = ReceiverStream<Result<ExportResponse, Status>>;

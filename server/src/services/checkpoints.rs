@@ -170,3 +170,12 @@ fn described(checkpoint: duramen::Checkpoint) -> Checkpoint {
         bytes_shared: None,
     }
 }
+
+/// Puts the store back to a checkpoint. The server notices, and ends.
+pub(super) fn restore(store: &Store, request: &RestoreCheckpointRequest) -> duramen::Result<RestoreCheckpointResponse> {
+    if store.checkpoints().get(&request.name)?.is_none() {
+        return Err(unknown(&request.name));
+    }
+    let commit = crate::restore(store, &request.name)?;
+    Ok(RestoreCheckpointResponse { commit })
+}

@@ -11,7 +11,7 @@ use tonic::Status;
 
 use crate::command::to_group_options;
 use crate::error::{failed, invalid};
-use crate::pipeline::Level;
+use crate::level::Level;
 use crate::session::{Holder, RemoteMember, extend_lease, settle_all};
 use crate::state::{State, check_space, unexpected};
 

@@ -2,7 +2,6 @@
 
 mod admin;
 mod checkpoints;
-mod exports;
 mod groups;
 mod maps;
 mod topics;
@@ -18,11 +17,10 @@ use crate::error::stopping;
 use crate::state::State;
 
 pub(crate) use admin::AdminService;
-pub(crate) use exports::Backups;
 pub(crate) use maps::MapsService;
 pub(crate) use topics::TopicsService;
 pub(crate) use transactions::TransactionsService;
-pub(crate) use trees::{TreesService, Watchers, tend};
+pub(crate) use trees::{TreesService, tend};
 pub(crate) use watch::WatchService;
 
 /// Sends a stream until it is complete, the client has gone, or the server ends.

@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 use super::member::Holder;
 use crate::command::{HeldLeases, LeftLeases};
 use crate::error::{failed, invalid, reason_of, status, unanswered};
-use crate::pipeline::Level;
+use crate::level::Level;
 use crate::state::{State, led};
 
 /// The most leases that a client can say it holds, with one subscription.

@@ -1,8 +1,7 @@
 //! A member of a group that is on the other side of the network.
 
-use std::collections::HashMap;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use duramen::topic::{Group, GroupWatch, Topic};
@@ -15,7 +14,7 @@ use tokio::sync::Notify;
 use tonic::Status;
 
 use crate::error::failed;
-use crate::pipeline::Level;
+use crate::level::Level;
 use crate::state::{State, led, received, unexpected};
 
 /// The longest time between two looks at a group.
@@ -24,35 +23,6 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 const FULL: Duration = Duration::from_millis(50);
 /// How soon a member looks again when it did not get what seemed to be there.
 const MISSED: Duration = Duration::from_millis(20);
-
-/// Tells the members of a group that messages were settled.
-#[derive(Default)]
-pub(crate) struct Rooms {
-    rooms: Mutex<HashMap<(String, String), Weak<Notify>>>,
-}
-
-impl Rooms {
-    fn of(&self, topic: &str, group: &str) -> Arc<Notify> {
-        let mut rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (topic.to_string(), group.to_string());
-        if let Some(room) = rooms.get(&key).and_then(Weak::upgrade) {
-            return room;
-        }
-        rooms.retain(|_, room| room.strong_count() > 0);
-        let room = Arc::new(Notify::new());
-        rooms.insert(key, Arc::downgrade(&room));
-        room
-    }
-
-    /// Wakes the members of a group that wait for room.
-    pub(crate) fn made(&self, topic: &str, group: &str) {
-        let rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = rooms.get(&(topic.to_string(), group.to_string()));
-        if let Some(room) = room.and_then(Weak::upgrade) {
-            room.notify_waiters();
-        }
-    }
-}
 
 /// What the leases of a member belong to.
 #[derive(Clone)]

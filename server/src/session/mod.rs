@@ -2,16 +2,16 @@
 //!
 //! ```text
 //! member     leases messages of one group, and waits for them
-//! registry   which sessions there are, which have a stream, and when the others end
+//! life       sessions begin, and end when their time is over
 //! lost       leases that a stream made and its client never got: a later stream releases them
 //! stream     one bidirectional stream: requests of the client, subscriptions, answers
 //! ```
 
+mod life;
 mod lost;
 mod member;
-mod registry;
 mod stream;
 
-pub(crate) use member::{Holder, RemoteMember, Rooms};
-pub(crate) use registry::{Registry, end_expired};
+pub(crate) use life::end_expired;
+pub(crate) use member::{Holder, RemoteMember};
 pub(crate) use stream::{extend_lease, serve, settle_all};

@@ -22,12 +22,13 @@ use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status, Streaming};
 
+use super::life::{attach, close};
 use super::lost::{LostLeases, release};
 use super::member::{Holder, RemoteMember};
-use super::registry::{Attached, Registry};
 use crate::command::start_of;
 use crate::error::{failed, invalid, reason_of, status, stopping};
-use crate::pipeline::Level;
+use crate::level::Level;
+use crate::registry::Attached;
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, Subscribed, check_space, led, received, unexpected};
 
@@ -94,7 +95,7 @@ async fn run(
         return Err(invalid(message));
     }
     let caller = state.guard.caller(&credentials)?;
-    let mut attached = Registry::attach(&state, &caller, &open.session, timeout).await?;
+    let mut attached = attach(&state, &caller, &open.session, timeout).await?;
     let opened = Said::Opened(SessionOpened {
         session: attached.session.clone(),
         resumed: attached.resumed,
@@ -124,7 +125,7 @@ async fn run(
         Ok(Ended::Closed) => {
             // Settlements that came before the end are done first.
             while stream.answers.join_next().await.is_some() {}
-            Registry::close(&state, &attached).await
+            close(&state, &attached).await
         }
         Ok(Ended::Left) => {
             state.sessions.detach(&attached);

@@ -3,8 +3,8 @@
 use duramen_proto::command::Refusal;
 use tonic::{Code, Status};
 
-use crate::command::refusal::refused;
 use crate::error::{of_refusal, reason_of};
+use crate::refusal::refused;
 
 /// An error of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,8 @@ use duramen_proto::etcd::server::{
 use super::compare::branches;
 use super::errors::EtcdError;
 use super::range::{Keys, RESPONSE_BYTES_MAX, RangeWalk, bounds, header_of, to_key_value, too_large_to_answer};
-use crate::command::apply::{Applier, Ran, Stopped, outcome};
+use crate::command::applier::Applier;
+use crate::command::stopped::{Ran, Stopped, outcome};
 use crate::command::trees::OpenTrees;
 
 impl Applier {

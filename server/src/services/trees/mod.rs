@@ -19,7 +19,6 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-pub(crate) use self::watching::Watchers;
 use super::{answer_in_order, send};
 use crate::command::{to_lease, to_node, to_pattern};
 use crate::error::{failed, invalid, of_refusal, reason_of, status};

@@ -2,16 +2,14 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use duramen::tree::{Event, TreeWatches, WatchOptions, Watched};
+use duramen::tree::{Event, WatchOptions, Watched};
 use duramen_proto::v1::watch_nodes_request::Request as Asked;
 use duramen_proto::v1::watch_nodes_response::Event as Told;
-use duramen_proto::v1::{
-    BeginWatch, NodeEvent, NodeEvents, WatchEnded, WatchInfo, WatchNodesRequest, WatchNodesResponse,
-};
+use duramen_proto::v1::{BeginWatch, NodeEvent, NodeEvents, WatchEnded, WatchNodesRequest, WatchNodesResponse};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
@@ -19,6 +17,7 @@ use tonic::{Code, Status, Streaming};
 use super::selection;
 use crate::command::{to_kind, to_node};
 use crate::error::{failed, invalid, of_refusal, reason_of, status, stopping};
+use crate::registry::{Stream, Watches, locked};
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, Subscribed, check_space};
 
@@ -30,59 +29,6 @@ const CHECK: Duration = Duration::from_secs(2);
 const EVENT_BYTES_MAX: usize = 16 << 20;
 
 type Sender = mpsc::Sender<Result<WatchNodesResponse, Status>>;
-
-/// The streams of watches of a server.
-#[derive(Default)]
-pub(crate) struct Watchers {
-    streams: Mutex<HashMap<u64, Arc<Stream>>>,
-}
-
-/// What a stream watches.
-struct Stream {
-    tree: String,
-    principal: String,
-    watches: Mutex<Watches>,
-}
-
-struct Watches {
-    set: TreeWatches,
-    /// When each began, in milliseconds since 1970.
-    since: HashMap<u64, u64>,
-}
-
-impl Watchers {
-    /// The watches of a tree whose newest revision is this one.
-    pub(crate) fn list(&self, tree: &str, newest: u64) -> Vec<WatchInfo> {
-        let mut watches = Vec::new();
-        let streams = locked(&self.streams);
-        for (number, stream) in streams.iter().filter(|(_, stream)| stream.tree == tree) {
-            let of_stream = locked(&stream.watches);
-            for (watch, since_ms) in &of_stream.since {
-                let next = of_stream.set.resume_from(*watch).unwrap_or(0);
-                let revision = next.saturating_sub(1);
-                watches.push(WatchInfo {
-                    stream: *number,
-                    watch: *watch,
-                    principal: stream.principal.clone(),
-                    nodes: of_stream
-                        .set
-                        .selection(*watch)
-                        .map(ToString::to_string)
-                        .unwrap_or_default(),
-                    since_ms: *since_ms,
-                    revision,
-                    lag: newest.saturating_sub(revision),
-                });
-            }
-        }
-        watches.sort_unstable_by_key(|info| (info.since_ms, info.stream, info.watch));
-        watches
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Serves a stream of watches.
 pub(super) fn begin(

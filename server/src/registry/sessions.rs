@@ -7,20 +7,14 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use duramen_proto::command::command::Change;
-use duramen_proto::command::outcome::Outcome as Led;
-use duramen_proto::command::{EndSession, OpenSession, StoredSession};
+use duramen_proto::command::StoredSession;
 use prost::bytes::Bytes;
 use tokio::sync::oneshot;
 use tonic::{Code, Status};
 
-use crate::command::SESSION_BYTES;
-use crate::error::{invalid, status};
+use crate::error::status;
 use crate::security::Caller;
-use crate::state::{State, unexpected};
 
-/// How often sessions are looked at.
-const LOOK: Duration = Duration::from_millis(250);
 /// How soon a session that could not be ended is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
@@ -97,42 +91,19 @@ impl Registry {
         }
     }
 
-    /// Gives a session to a stream; it is a new one when the wanted one has ended.
-    pub(crate) async fn attach(
-        state: &State,
-        caller: &Caller,
-        wanted: &[u8],
+    /// Whether there is such a session, and the principal that has it.
+    pub(crate) fn owner(&self, session: &[u8]) -> Option<String> {
+        self.locked().get(session).map(|known| known.principal.clone())
+    }
+
+    /// Notes that a stream has a session. An older stream of the session ends.
+    pub(crate) fn attach(
+        &self,
+        (session, resumed): (Bytes, bool),
+        principal: String,
         timeout: Duration,
-    ) -> Result<Attached, Status> {
-        state.sessions.may_use(wanted, caller)?;
-        if !wanted.is_empty() && wanted.len() != SESSION_BYTES {
-            let message = format!(
-                "a session has {SESSION_BYTES} bytes, not {}; leave it empty for a new one",
-                wanted.len()
-            );
-            return Err(invalid(message));
-        }
-        let resumed = state.sessions.locked().contains_key(wanted);
-        let session = match resumed {
-            true => wanted.to_vec(),
-            false => [state.store.random_number(), state.store.random_number()]
-                .iter()
-                .flat_map(|number| number.to_be_bytes())
-                .collect(),
-        };
-        // A caller that may do everything does not take the session away from its principal.
-        let owner = state.sessions.locked().get(wanted).map(|known| known.principal.clone());
-        let owner = owner.filter(|_| matches!(caller, Caller::Unlimited));
-        let principal = owner.unwrap_or_else(|| caller.name().into());
-        // Leases without a stream have the number 0.
-        let number = state.store.random_number().max(1);
-        let open = Change::OpenSession(OpenSession {
-            session: session.clone().into(),
-            timeout_ms: timeout.as_millis() as u64,
-            principal: principal.clone(),
-            stream: number,
-        });
-        state.write_unasked(open).await?;
+        number: u64,
+    ) -> Attached {
         let (ends, taken_over) = oneshot::channel();
         let place = Place::Attached { number, _ends: ends };
         // Dropping the place of an older stream ends that stream.
@@ -141,14 +112,19 @@ impl Registry {
             principal,
             place,
         };
-        state.sessions.locked().insert(session.clone(), known);
-        Ok(Attached {
-            session: session.into(),
+        self.locked().insert(session.to_vec(), known);
+        Attached {
+            session,
             resumed,
             timeout,
             number,
             taken_over,
-        })
+        }
+    }
+
+    /// Forgets a session.
+    pub(crate) fn remove(&self, session: &[u8]) {
+        self.locked().remove(session);
     }
 
     /// Takes a session back from a stream that has ended, unless another stream has it.
@@ -161,18 +137,8 @@ impl Registry {
         }
     }
 
-    /// Ends a session that its client closed.
-    pub(crate) async fn close(state: &State, attached: &Attached) -> Result<(), Status> {
-        state.sessions.locked().remove(&attached.session[..]);
-        let ended = end(state, attached.session.clone(), true).await;
-        if ended.is_err() {
-            state.sessions.put_back(attached.session.to_vec());
-        }
-        ended
-    }
-
     /// Ends a session soon.
-    fn put_back(&self, session: Vec<u8>) {
+    pub(crate) fn put_back(&self, session: Vec<u8>) {
         let place = Place::Detached {
             until: Instant::now() + TRY_AGAIN,
         };
@@ -184,38 +150,12 @@ impl Registry {
         self.locked().insert(session, known);
     }
 
-    fn take_expired(&self) -> Vec<Vec<u8>> {
+    /// Takes the sessions whose time is over.
+    pub(crate) fn take_expired(&self) -> Vec<Vec<u8>> {
         let now = Instant::now();
         let is_expired =
             |_: &Vec<u8>, known: &mut Known| matches!(known.place, Place::Detached { until } if until <= now);
         let mut sessions = self.locked();
         sessions.extract_if(is_expired).map(|(session, _)| session).collect()
-    }
-}
-
-/// Ends sessions whose time is over, as long as the server runs.
-pub(crate) async fn end_expired(state: &State) {
-    loop {
-        tokio::time::sleep(LOOK).await;
-        for session in state.sessions.take_expired() {
-            if end(state, session.clone().into(), false).await.is_err() {
-                state.sessions.put_back(session);
-            }
-        }
-    }
-}
-
-/// Ends a session: returns its leases, some with each command.
-async fn end(state: &State, session: Bytes, is_orderly: bool) -> Result<(), Status> {
-    loop {
-        let end = EndSession {
-            session: session.clone(),
-            is_orderly,
-        };
-        match state.write_unasked(Change::EndSession(end)).await? {
-            Led::SessionEnded(true) => return Ok(()),
-            Led::SessionEnded(false) => {}
-            other => return Err(unexpected(&other)),
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! The calls of the service `Admin` that make backups, and put the store back.
+//! The exports of a server: where they go, and that one runs at a time.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, TryLockError};
@@ -10,7 +10,6 @@ use duramen_proto::v1::*;
 use tokio::sync::mpsc;
 use tonic::{Code, Status};
 
-use super::checkpoints::unknown;
 use crate::config::Config;
 use crate::error::{failed, status};
 
@@ -35,7 +34,7 @@ impl Backups {
     }
 
     /// Exports the store, and sends how far it is, for a receiver that may have gone.
-    pub(super) fn export(
+    pub(crate) fn export(
         &self,
         store: &Store,
         request: &ExportRequest,
@@ -96,13 +95,4 @@ fn of_backup(error: &BackupError) -> Status {
         _ => (Code::FailedPrecondition, "BACKUP_PLACE"),
     };
     status(code, reason, error.to_string())
-}
-
-/// Puts the store back to a checkpoint. The server notices, and ends.
-pub(super) fn restore(store: &Store, request: &RestoreCheckpointRequest) -> duramen::Result<RestoreCheckpointResponse> {
-    if store.checkpoints().get(&request.name)?.is_none() {
-        return Err(unknown(&request.name));
-    }
-    let commit = crate::restore(store, &request.name)?;
-    Ok(RestoreCheckpointResponse { commit })
 }

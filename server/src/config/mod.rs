@@ -2,6 +2,8 @@
 //!
 //! Every value knows where it came from, so that `duramen config check` can say it, and a mistake names its place.
 
+mod etcd;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,9 +12,10 @@ use std::{env, fmt, fs};
 
 use tracing::level_filters::LevelFilter;
 
-use crate::etcd::EtcdConfig;
-use crate::pipeline::Level;
+use crate::level::Level;
 use crate::security::TlsFiles;
+
+pub use etcd::{EtcdConfig, EtcdRetention};
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! What the suites that crash, fail and damage stores share: seeds, a watchdog, a model of the store's commits
-//! (`history`), random work on both (`workload`), values that look like logs (`forged`), the crashes themselves (`crashes`), and the deaths of one process among
-//! several (`deaths`).
+//! (`history`), random work on both (`workload`), values that look like logs (`forged`), stores with checkpoints
+//! (`checkpointed`), the crashes themselves (`crashes`), and the deaths of one process among several (`deaths`).
 
 // Each suite is a program of its own and uses a part of this.
 #![allow(dead_code)]
 
+pub mod checkpointed;
 pub mod crashes;
 pub mod deaths;
 pub mod forged;

@@ -1,7 +1,8 @@
 //! The entries of a layer in memory, in the order of their keys. Most transactions write a few keys, so a few entries
 //! lie one behind the other in memory that the next transaction uses again; many go into a tree. Transactions that write
 //! many keys often write them in ascending order: what is above everything in the tree waits in an array behind it, and
-//! goes into the tree when a key between two of the array comes. So each entry goes there at most once.
+//! goes into the tree when a key between two of the array comes, or when some go from between. So each entry goes there at
+//! most once.
 //!
 //! Invariants: `few` is empty, or `many` and `last` are. All keys of `last` are above those of `many`. Memory of `few` is
 //! bounded by [`FEW_MAX`] and [`FEW_BYTES_MAX`].
@@ -238,6 +239,12 @@ impl Entries {
             removed(self.pair(few));
         }
         self.few.drain(first..last.max(first));
+        let [first, last] = [low, high].map(|key| self.place_in_last(key).unwrap_or_else(|place| place));
+        let is_end_of_last = first < last && last == self.last.len();
+        if first < last && !is_end_of_last {
+            // Closing a gap in the array would move all that lies above it, for each range again.
+            self.many.extend(self.last.drain(..));
+        }
         let inside = (Bound::Included(low), Bound::Excluded(high));
         let keys: Vec<Key> = match self.many.is_empty() {
             true => Vec::new(),
@@ -246,9 +253,10 @@ impl Entries {
         for (key, kept) in keys.iter().filter_map(|key| self.many.remove_entry(key)) {
             removed((&key, apart(&kept)));
         }
-        let [first, last] = [low, high].map(|key| self.place_in_last(key).unwrap_or_else(|place| place));
-        for (key, kept) in self.last.drain(first..last.max(first)) {
-            removed((&key, apart(&kept)));
+        if is_end_of_last {
+            for (key, kept) in self.last.drain(first..) {
+                removed((&key, apart(&kept)));
+            }
         }
     }
 

@@ -3,8 +3,8 @@
 use crate::commit::draft::Draft;
 use crate::core::Core;
 use crate::error::{Reason, Result, unless_full};
-use crate::fold::FOLDS_AWAITED;
 use crate::fold::checkpoints::pages_with;
+use crate::fold::room::FOLDS_AWAITED;
 use crate::limits::{CHECKPOINT_METADATA_BYTES_MAX, CHECKPOINT_NAME_BYTES_MAX, CHECKPOINTS_MAX};
 use crate::log::{NewCheckpoint, OperationKind, checkpoint_key};
 use crate::region::Patience;

@@ -20,7 +20,7 @@ impl Core {
         base.wrapping_add(self.platform.clock.monotonic().as_micros() as u64)
     }
 
-    /// The number of the process that attached as this one of all.
+    /// The number of the process that was the `arrival`th to attach to the region.
     pub(crate) fn process_number_of(&self, arrival: u64) -> u64 {
         assert!(arrival < 1 << 32, "four billion processes attached to one region");
         self.control().opening.load(Ordering::Relaxed) << 32 | arrival

@@ -43,7 +43,7 @@ use crate::measure::{CallLog, Calls, MeasureLayer, Methods};
 use crate::metrics::{self, Sources};
 use crate::pages::Pages;
 use crate::pipeline::{Limits, Pipeline};
-use crate::registry::{Backups, Registry, Rooms, Watchers};
+use crate::registry::{Backups, Rooms, SessionRegistry, Watchers};
 use crate::room::Room;
 use crate::security::{Certificates, Guard, OPEN_MESSAGE_BYTES_MAX, Renewal, Usages};
 use crate::serve_error::ServeError;
@@ -145,7 +145,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         backups: Backups::new(config),
         subscriptions: AtomicU64::new(0),
         watchers: Watchers::default(),
-        sessions: Registry::new(stored_sessions),
+        sessions: SessionRegistry::new(stored_sessions),
         rooms: Rooms::default(),
         ends: ending.clone(),
     });

@@ -21,7 +21,7 @@ use crate::error::{failed, of_refusal, status};
 use crate::level::Level;
 use crate::pages::Pages;
 use crate::pipeline::{Answer, Pipeline};
-use crate::registry::{Backups, Registry, Rooms, Watchers};
+use crate::registry::{Backups, Rooms, SessionRegistry, Watchers};
 use crate::security::{Access, Caller, Credentials, Guard, Resource, Usages};
 
 /// What the services work on. Clones share it.
@@ -50,7 +50,7 @@ pub(crate) struct Inner {
     pub(crate) backups: Backups,
     pub(crate) subscriptions: AtomicU64,
     pub(crate) watchers: Watchers,
-    pub(crate) sessions: Registry,
+    pub(crate) sessions: SessionRegistry,
     pub(crate) rooms: Rooms,
     /// Set once the server ends: streams end then.
     pub(crate) ends: tokio::sync::watch::Receiver<bool>,

@@ -8,10 +8,11 @@ use duramen::{Map, Result, Store, Transaction};
 use duramen_proto::command::{Refusal, StoredSession};
 use tonic::Code;
 
+use super::HANDLES_MAX;
 use super::idempotency::Keys;
 use super::kept::{Kept, Recorder};
 use super::sessions::Sessions;
-use super::stopped::{HANDLES_MAX, Stopped};
+use super::stopped::Stopped;
 use super::token::TOKENS;
 use crate::refusal::refused;
 use crate::security::Tokens;

@@ -37,7 +37,7 @@ impl Applier {
     }
 
     fn keep_group(&mut self, key: (String, String), group: &Group) {
-        if self.known_groups.len() >= super::stopped::HANDLES_MAX {
+        if self.known_groups.len() >= super::HANDLES_MAX {
             self.known_groups.clear();
         }
         self.known_groups.insert(key, group.clone());

@@ -23,7 +23,8 @@ use prost::Message;
 use prost::bytes::Bytes;
 use tonic::Code;
 
-use super::stopped::{HANDLES_MAX, Stopped};
+use super::HANDLES_MAX;
+use super::stopped::Stopped;
 use crate::refusal::refused;
 
 /// The reserved map of the changes.

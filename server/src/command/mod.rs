@@ -31,5 +31,8 @@ pub(crate) use trees::{to_kind, to_lease, to_node, to_pattern, tree_not_found};
 /// The reserved maps of servers.
 pub(crate) const MAPS: [&str; 4] = [applier::IDEMPOTENCY, sessions::NAME, TOKENS, kept::CHANGES];
 
+/// The most handles that are kept of maps, and of topics.
+const HANDLES_MAX: usize = 10_000;
+
 /// The version of entries that this server writes. It refuses all others.
 pub const ENTRY_VERSION: u32 = 1;

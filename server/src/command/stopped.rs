@@ -6,9 +6,6 @@ use duramen_proto::command::{Outcome, Refusal};
 
 use crate::refusal::refusal_of;
 
-/// The most handles that are kept of maps, and of topics.
-pub(super) const HANDLES_MAX: usize = 10_000;
-
 /// Why a command changed nothing: it was refused, or the store failed.
 pub(super) enum Stopped {
     Refused(Refusal),

@@ -14,5 +14,5 @@ mod watches;
 
 pub(crate) use backups::Backups;
 pub(crate) use rooms::Rooms;
-pub(crate) use sessions::{Attached, Registry};
-pub(crate) use watches::{Stream, Watchers, Watches, locked};
+pub(crate) use sessions::{Attached, SessionRegistry};
+pub(crate) use watches::{Stream, Watchers};

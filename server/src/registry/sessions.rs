@@ -19,7 +19,7 @@ use crate::security::Caller;
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// The sessions of a server.
-pub(crate) struct Registry {
+pub(crate) struct SessionRegistry {
     sessions: Mutex<HashMap<Vec<u8>, Known>>,
 }
 
@@ -52,9 +52,9 @@ pub(crate) struct Attached {
     pub(crate) taken_over: oneshot::Receiver<()>,
 }
 
-impl Registry {
+impl SessionRegistry {
     /// A registry of the sessions that a store has.
-    pub(crate) fn new(stored: Vec<(Vec<u8>, StoredSession)>) -> Registry {
+    pub(crate) fn new(stored: Vec<(Vec<u8>, StoredSession)>) -> SessionRegistry {
         let known = stored.into_iter().map(|(session, stored)| {
             let timeout = Duration::from_millis(stored.timeout_ms);
             let known = Known {
@@ -66,7 +66,7 @@ impl Registry {
             };
             (session, known)
         });
-        Registry {
+        SessionRegistry {
             sessions: Mutex::new(known.collect()),
         }
     }

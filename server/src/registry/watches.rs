@@ -9,14 +9,14 @@ use duramen_proto::v1::WatchInfo;
 /// The streams of watches of a server.
 #[derive(Default)]
 pub(crate) struct Watchers {
-    pub(crate) streams: Mutex<HashMap<u64, Arc<Stream>>>,
+    streams: Mutex<HashMap<u64, Arc<Stream>>>,
 }
 
 /// What a stream watches.
 pub(crate) struct Stream {
     pub(crate) tree: String,
-    pub(crate) principal: String,
-    pub(crate) watches: Mutex<Watches>,
+    principal: String,
+    watches: Mutex<Watches>,
 }
 
 /// The watches of a stream.
@@ -26,7 +26,33 @@ pub(crate) struct Watches {
     pub(crate) since: HashMap<u64, u64>,
 }
 
+impl Stream {
+    /// A stream that watches nothing yet.
+    pub(crate) fn new(tree: &str, principal: &str, set: TreeWatches) -> Stream {
+        let since = HashMap::new();
+        Stream {
+            tree: tree.into(),
+            principal: principal.into(),
+            watches: Mutex::new(Watches { set, since }),
+        }
+    }
+
+    pub(crate) fn watches(&self) -> MutexGuard<'_, Watches> {
+        locked(&self.watches)
+    }
+}
+
 impl Watchers {
+    /// Adds a stream under its number.
+    pub(crate) fn add(&self, number: u64, stream: Arc<Stream>) {
+        locked(&self.streams).insert(number, stream);
+    }
+
+    /// Forgets a stream.
+    pub(crate) fn remove(&self, number: u64) {
+        locked(&self.streams).remove(&number);
+    }
+
     /// The watches of a tree whose newest revision is this one.
     pub(crate) fn list(&self, tree: &str, newest: u64) -> Vec<WatchInfo> {
         let mut watches = Vec::new();
@@ -56,7 +82,6 @@ impl Watchers {
     }
 }
 
-/// Locks, whatever happened to earlier holders.
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,7 @@
 //! Streams of watches of a tree.
 
-use std::collections::HashMap;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,7 +16,7 @@ use tonic::{Code, Status, Streaming};
 use super::selection;
 use crate::command::{to_kind, to_node};
 use crate::error::{failed, invalid, of_refusal, reason_of, status, stopping};
-use crate::registry::{Stream, Watches, locked};
+use crate::registry::Stream;
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, Subscribed, check_space};
 
@@ -66,7 +65,7 @@ struct Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        locked(&self.state.watchers.streams).remove(&self.number);
+        self.state.watchers.remove(self.number);
     }
 }
 
@@ -132,7 +131,7 @@ impl Watcher {
             self.checked = Instant::now();
             self.may_read(&stream.tree)?;
         }
-        let mut watches = locked(&stream.watches);
+        let mut watches = stream.watches();
         watches.set.arm();
         let (seen, has_more) = watches.set.take().map_err(|error| failed(&error))?;
         let mut responses = Vec::with_capacity(seen.len());
@@ -173,10 +172,7 @@ impl Watcher {
             Some(Asked::Begin(begin)) => self.begin(begin).map(Some),
             Some(Asked::End(watch)) => Ok(self.end(watch)),
             Some(Asked::AskProgress(_)) => {
-                let revision = self
-                    .stream
-                    .as_ref()
-                    .map(|stream| locked(&stream.watches).set.revision());
+                let revision = self.stream.as_ref().map(|stream| stream.watches().set.revision());
                 Ok(revision.map(progress))
             }
         }
@@ -198,7 +194,7 @@ impl Watcher {
         if self
             .stream
             .as_ref()
-            .is_some_and(|stream| locked(&stream.watches).since.contains_key(&watch))
+            .is_some_and(|stream| stream.watches().since.contains_key(&watch))
         {
             return Err(invalid(format!(
                 "the stream has a watch {watch} already; take another id"
@@ -236,7 +232,7 @@ impl Watcher {
             Some(stream) => stream.clone(),
             None => self.open(&begin.tree)?,
         };
-        let mut watches = locked(&stream.watches);
+        let mut watches = stream.watches();
         if watches.set.len() >= WATCHES_MAX {
             let message = format!("the stream has {WATCHES_MAX} watches, which is the most; open another stream");
             return Err(status(Code::ResourceExhausted, "TOO_MANY_WATCHES", message));
@@ -248,15 +244,8 @@ impl Watcher {
 
     fn open(&mut self, tree: &str) -> Result<Arc<Stream>, Status> {
         let set = self.state.tree(tree)?.watches().map_err(|error| failed(&error))?;
-        let stream = Arc::new(Stream {
-            tree: tree.into(),
-            principal: self.principal.clone(),
-            watches: Mutex::new(Watches {
-                set,
-                since: HashMap::new(),
-            }),
-        });
-        locked(&self.state.watchers.streams).insert(self.number, stream.clone());
+        let stream = Arc::new(Stream::new(tree, &self.principal, set));
+        self.state.watchers.add(self.number, stream.clone());
         self.stream = Some(stream.clone());
         Ok(stream)
     }
@@ -264,7 +253,7 @@ impl Watcher {
     /// Ends a watch. A watch that has ended before is no mistake: both may have happened at once.
     fn end(&mut self, watch: u64) -> Option<WatchNodesResponse> {
         let stream = self.stream.as_ref()?;
-        let mut watches = locked(&stream.watches);
+        let mut watches = stream.watches();
         let revision = watches.set.resume_from(watch)?.saturating_sub(1);
         watches.set.remove(watch);
         watches.since.remove(&watch);
@@ -277,7 +266,7 @@ async fn rung(stream: Option<Arc<Stream>>) {
     let Some(stream) = stream else {
         return std::future::pending().await;
     };
-    poll_fn(|context| match locked(&stream.watches).set.is_rung(context.waker()) {
+    poll_fn(|context| match stream.watches().set.is_rung(context.waker()) {
         true => Poll::Ready(()),
         false => Poll::Pending,
     })

@@ -302,6 +302,14 @@ fn floor_takes_part_in_requests_only() {
     }
 }
 
+/// LMDB keeps every overwritten page while the snapshot is held. At this scale the limit is its minimum, 64 MiB.
+#[test]
+fn held_snapshot_for_long_ends_when_the_files_reach_a_limit_in_proportion_to_the_scale() {
+    let record = run("held-snapshot/1h", peers::one("lmdb").expect("it is built in"), 0.001).expect("a run");
+    let notes = record.notes.join("; ");
+    assert!(notes.contains("ended when the files had 67108864 bytes"), "{notes}");
+}
+
 /// Returns the error with which a workload fails on a faulty peer, if it fails.
 fn caught(name: &str, fault: &str, scale: f64) -> Option<String> {
     let driver = peers::one(fault).expect("a faulty peer");

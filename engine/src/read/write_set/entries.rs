@@ -1,7 +1,7 @@
 //! The entries of a layer in memory, in the order of their keys. Most transactions write a few keys, so a few entries
 //! lie one behind the other in memory that the next transaction uses again; many go into a tree. Transactions that write
-//! many keys often write them in ascending order: what is above everything in the tree waits in an array behind it, and
-//! goes into the tree when a key between two of the array comes, or when some go from between. So each entry goes there at
+//! many keys often write them in ascending order. What is above everything in the tree waits in an array behind it. The
+//! array goes into the tree when a key between two of it comes, or when some go from between. So each entry goes there at
 //! most once.
 //!
 //! Invariants: `few` is empty, or `many` and `last` are. All keys of `last` are above those of `many`. Memory of `few` is

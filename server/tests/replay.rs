@@ -29,7 +29,7 @@ use duramen_server::{Applier, ENTRY_VERSION, SESSION_BYTES};
 use fastrand::Rng;
 use prost::Message as _;
 
-const ENTRIES: usize = 1_000;
+const ENTRIES: usize = 1_500;
 const ENTRIES_FILE: &str = "entries";
 const DIRECTORY: &str = "DURAMEN_REPLAY_DIRECTORY";
 
@@ -58,8 +58,10 @@ fn apply_random_entries(seed: u64, applier: &mut Applier) -> (Vec<Entry>, Vec<Ve
     let mut leases = Vec::new();
     let beginning = beginning(&mut rng);
     while entries.len() < ENTRIES {
+        let is_random = entries.len() >= beginning.len() && !entries.len().is_multiple_of(25);
         let changes = match beginning.get(entries.len()) {
             Some(changes) => changes.clone(),
+            None if !is_random => created_again(&mut rng),
             None => {
                 // Time may run back: a leader may have another clock than the one before.
                 time_us += rng.u64(0..50_000_000);
@@ -71,7 +73,7 @@ fn apply_random_entries(seed: u64, applier: &mut Applier) -> (Vec<Entry>, Vec<Ve
         let mut made = entry(time_us, changes);
         made.clock_us = clock_us;
         for command in &mut made.commands {
-            if entries.len() > beginning.len() && rng.bool() {
+            if is_random && rng.bool() {
                 command.idempotency_key = vec![rng.u8(0..40)].into();
             }
         }
@@ -125,6 +127,21 @@ fn beginning(rng: &mut Rng) -> Vec<Vec<Change>> {
     entries.extend((0..4).map(|n| vec![create_topic(rng, n)]));
     entries.extend((0..8).map(|n| vec![create_group(rng, n % 4, n / 4)]));
     entries
+}
+
+/// What other entries have deleted or paused comes back soon, so that each seed makes many changes of every kind.
+fn created_again(rng: &mut Rng) -> Vec<Change> {
+    let mut changes: Vec<_> = (0..2).map(|n| of_tree(n, InTree::Create(true))).collect();
+    changes.extend((0..4).map(|n| create_topic(rng, n)));
+    for n in 0..8 {
+        changes.push(create_group(rng, n % 4, n / 4));
+        changes.push(Change::PauseGroup(PauseGroup {
+            topic: format!("topic{}", n % 4),
+            group: format!("group{}", n / 4),
+            paused: false,
+        }));
+    }
+    changes
 }
 
 fn create_topic(rng: &mut Rng, number: u8) -> Change {

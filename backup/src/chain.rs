@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -158,7 +159,7 @@ impl Pairs {
 struct Fetched {
     name: String,
     bytes: u64,
-    body: Vec<u8>,
+    body: Bytes,
 }
 
 /// The changes of one export, in order.
@@ -168,7 +169,7 @@ struct Changes {
     /// Bytes of the packs so far.
     bytes: u64,
     name: String,
-    body: Vec<u8>,
+    body: Bytes,
     /// Where the next record begins.
     next: usize,
     current: Current,
@@ -213,7 +214,7 @@ impl Changes {
             packs,
             bytes: 0,
             name: String::new(),
-            body: Vec::new(),
+            body: Bytes::new(),
             next: 0,
             current: Current::None,
             first_part: 0..0,
@@ -379,7 +380,7 @@ impl Source {
                 let what = format!("pack {} has other bytes than it was written with", pack.sha256);
                 return Err(BackupError::damaged(what));
             }
-            let body = open(&object, &pack.sha256)?.into_owned();
+            let body = open(&object, &pack.sha256)?;
             if body.len() as u64 != pack.body_bytes {
                 return Err(BackupError::damaged(format!("pack {} has a wrong length", pack.sha256)));
             }

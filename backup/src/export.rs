@@ -390,12 +390,13 @@ impl Sender {
     /// Sends a body, unless it is there. Returns whether it was not.
     async fn send(self, body: Body, compression: Compression) -> Result<(Pack, bool)> {
         let sealed = tokio::task::spawn_blocking(move || {
-            let object = seal(&body.bytes, compression)?;
+            let (body_bytes, records) = (body.records_bytes().len() as u64, body.records);
+            let object = seal(body, compression)?;
             let pack = Pack {
                 sha256: sha256(&object),
                 bytes: object.len() as u64,
-                body_bytes: body.bytes.len() as u64,
-                records: body.records,
+                body_bytes,
+                records,
             };
             Ok::<_, BackupError>((pack, object))
         });

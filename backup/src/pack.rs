@@ -11,8 +11,7 @@
 //! Numbers are little-endian. Keys are full keys of the store. A value that is longer than [`PART_BYTES`] is cut into parts, which may
 //! go on in the next packs. A pack has about [`PACK_BYTES`], so memory is bounded whatever a store holds.
 
-use std::borrow::Cow;
-
+use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{BackupError, Result};
@@ -56,7 +55,8 @@ pub(crate) enum Record<'a> {
 /// The body of a pack, before it is sealed.
 #[derive(Debug, Default)]
 pub(crate) struct Body {
-    pub(crate) bytes: Vec<u8>,
+    /// Room for the header, then the records: a pack that is not compressed is sealed without copying them. Empty before the first.
+    bytes: Vec<u8>,
     /// Keys that begin in it.
     pub(crate) records: u64,
     pub(crate) first: Vec<u8>,
@@ -64,6 +64,10 @@ pub(crate) struct Body {
 }
 
 impl Body {
+    pub(crate) fn records_bytes(&self) -> &[u8] {
+        self.bytes.get(HEADER_BYTES..).unwrap_or_default()
+    }
+
     fn begin(&mut self, key: &[u8]) {
         if self.records == 0 {
             self.first = key.to_vec();
@@ -129,33 +133,29 @@ impl<F: FnMut(Body) -> bool> Packer<F> {
     fn push(&mut self, parts: &[&[u8]]) {
         let bytes = &mut self.body.bytes;
         if bytes.capacity() == 0 {
-            bytes.reserve(PACK_BYTES + (1 << 20));
+            bytes.reserve(HEADER_BYTES + PACK_BYTES + (1 << 20));
+            bytes.resize(HEADER_BYTES, 0);
         }
         parts.iter().for_each(|part| bytes.extend_from_slice(part));
     }
 
     fn hand_out(&mut self, least: usize) -> bool {
-        self.body.bytes.len() < least || (self.full)(std::mem::take(&mut self.body))
+        self.body.records_bytes().len() < least || (self.full)(std::mem::take(&mut self.body))
     }
 }
 
 /// A body as an object.
-pub(crate) fn seal(body: &[u8], compression: Compression) -> Result<Vec<u8>> {
-    let number: u32 = match compression {
-        Compression::None => 0,
-        Compression::Zstd => 1,
-    };
-    let mut object = Vec::with_capacity(HEADER_BYTES + if number == 0 { body.len() } else { body.len() / 3 });
-    object.extend_from_slice(MAGIC);
-    object.extend(PACK_FORMAT.to_le_bytes());
-    object.extend(number.to_le_bytes());
-    match compression {
-        Compression::None => object.extend_from_slice(body),
+pub(crate) fn seal(body: Body, compression: Compression) -> Result<Vec<u8>> {
+    let (number, mut object) = match compression {
+        Compression::None => (0u32, body.bytes),
         Compression::Zstd => {
-            let compressed = zstd::bulk::compress(body, LEVEL).map_err(BackupError::io("compressing a pack"))?;
-            object.extend(compressed);
+            let compressed =
+                zstd::bulk::compress(body.records_bytes(), LEVEL).map_err(BackupError::io("compressing a pack"))?;
+            (1, [&[0; HEADER_BYTES][..], &compressed].concat())
         }
-    }
+    };
+    let header = [&MAGIC[..], &PACK_FORMAT.to_le_bytes(), &number.to_le_bytes()].concat();
+    object[..HEADER_BYTES].copy_from_slice(&header);
     Ok(object)
 }
 
@@ -165,8 +165,8 @@ pub(crate) fn sha256(object: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The body of an object.
-pub(crate) fn open<'a>(object: &'a [u8], name: &str) -> Result<Cow<'a, [u8]>> {
+/// The body of an object, which is a part of it if it is not compressed.
+pub(crate) fn open(object: &Bytes, name: &str) -> Result<Bytes> {
     let damaged = |what: &str| BackupError::damaged(format!("pack {name} {what}"));
     let word = |at: usize| {
         object
@@ -187,11 +187,11 @@ pub(crate) fn open<'a>(object: &'a [u8], name: &str) -> Result<Cow<'a, [u8]>> {
             supported: PACK_FORMAT,
         });
     }
-    let body = &object[HEADER_BYTES..];
+    let body = object.slice(HEADER_BYTES..);
     match compression {
-        0 => Ok(Cow::Borrowed(body)),
-        1 => zstd::bulk::decompress(body, BODY_BYTES_MAX)
-            .map(Cow::Owned)
+        0 => Ok(body),
+        1 => zstd::bulk::decompress(&body, BODY_BYTES_MAX)
+            .map(Bytes::from)
             .map_err(|_| damaged("cannot be decompressed")),
         _ => Err(damaged("has an unknown compression")),
     }
@@ -269,10 +269,14 @@ mod tests {
             (last.records, &last.first[..], &last.last[..]),
             (1, &b"d"[..], &b"d"[..])
         );
-        let whole = records(&first.bytes);
+        let whole = records(first.records_bytes());
         assert_eq!(whole[0], Record::Put { key: b"a", value: b"1" });
         assert_eq!(whole[1], Record::Delete { key: b"b" });
-        let all = whole.iter().chain(&records(&last.bytes)).copied().collect::<Vec<_>>();
+        let all = whole
+            .iter()
+            .chain(&records(last.records_bytes()))
+            .copied()
+            .collect::<Vec<_>>();
         let parts: usize = all
             .iter()
             .map(|record| match record {
@@ -286,7 +290,7 @@ mod tests {
             .sum();
         assert_eq!(parts, long.len());
         for cut in [1, 3, 8] {
-            assert!(record(&first.bytes[..cut]).is_none());
+            assert!(record(&first.records_bytes()[..cut]).is_none());
         }
         assert!(record(&[9, 0, 0, 0, 0, 0, 0, 0]).is_none());
     }
@@ -294,14 +298,18 @@ mod tests {
     #[test]
     fn objects_come_back_and_others_are_told_apart() {
         for compression in [Compression::None, Compression::Zstd] {
-            let object = seal(b"a body", compression).unwrap();
-            assert_eq!(&*open(&object, "p").unwrap(), b"a body");
+            let body = Body {
+                bytes: [&[9; HEADER_BYTES][..], b"a body"].concat(),
+                ..Body::default()
+            };
+            let object = seal(body, compression).unwrap();
+            assert_eq!(open(&object.clone().into(), "p").unwrap(), "a body");
             for (at, with) in [(0, b'X'), (12, 9), (8, 200)] {
                 let mut other = object.clone();
                 other[at] = with;
-                assert!(open(&other, "p").is_err(), "{at}");
+                assert!(open(&other.into(), "p").is_err(), "{at}");
             }
-            assert!(open(&object[..10], "p").is_err());
+            assert!(open(&Bytes::copy_from_slice(&object[..10]), "p").is_err());
         }
         assert_eq!(
             sha256(b"abc"),

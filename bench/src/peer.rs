@@ -348,6 +348,15 @@ pub trait Peer: Send + Sync {
     fn checkpoint(&self, _directory: &Path) -> Result<()> {
         bail!(Unsupported("has no checkpoints"))
     }
+    /// Adds a copy of the present state to those in `place`, durably: all of it, or what changed since the newest copy there. Returns
+    /// the bytes that it takes.
+    fn back_up(&self, _place: &Path) -> Result<u64> {
+        bail!(Unsupported("makes no copies while it is open"))
+    }
+    /// Makes a store in `directory`, which does not exist yet, of the newest copy in `place`, durably.
+    fn bring_back(&self, _place: &Path, _directory: &Path) -> Result<()> {
+        bail!(Unsupported("makes no copies while it is open"))
+    }
     /// Keeps the present state in the store itself, under a name.
     fn keep(&self, _name: &str) -> Result<()> {
         bail!(Unsupported("keeps no states in the store"))

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use duramen::{Batch, Durability, Map, Options, Snapshot, Store, TransactionOptions};
+use duramen_backup::{Backup, Compression, ExportOptions};
 
 use crate::answer::Found;
 use crate::broker::Broker;
@@ -70,6 +71,11 @@ impl Driver for Duramen {
     fn open_tree(&self, directory: &Path, setting: Setting) -> Result<Tree> {
         trees::duramen::open(directory, setting)
     }
+}
+
+fn backup(place: &Path) -> Result<Backup> {
+    let place = place.to_str().context("the path of the copies is not UTF-8")?;
+    Ok(Backup::open(place)?)
 }
 
 impl Reader for Moment<'_> {
@@ -209,6 +215,17 @@ impl Peer for Opened {
 
     fn compact(&self) -> Result<()> {
         self.store.compact(&mut |_| {})?;
+        Ok(())
+    }
+
+    fn back_up(&self, place: &Path) -> Result<u64> {
+        let options = ExportOptions::new().compression(Compression::None);
+        let export = backup(place)?.export(&self.store, &options, &mut |_| ())?;
+        Ok(export.bytes())
+    }
+
+    fn bring_back(&self, place: &Path, directory: &Path) -> Result<()> {
+        backup(place)?.import(None, directory, &mut |_| ())?;
         Ok(())
     }
 

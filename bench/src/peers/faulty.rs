@@ -258,6 +258,14 @@ impl Peer for Wrong {
         Ok(())
     }
 
+    fn back_up(&self, place: &Path) -> Result<u64> {
+        self.inner.back_up(place)
+    }
+
+    fn bring_back(&self, place: &Path, directory: &Path) -> Result<()> {
+        self.inner.bring_back(place, directory)
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         self.before.close()?;
         self.inner.close()

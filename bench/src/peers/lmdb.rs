@@ -4,6 +4,7 @@
 //! to the file with `pwrite` and never syncs them, so they survive the process. After a power cut, however, the whole
 //! store may be lost, not only the newest commits. In this respect it is weaker than the other peers' `written`.
 
+use std::fs::File;
 use std::ops::Bound;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,6 +37,11 @@ struct Store {
 struct Moment<'a> {
     transaction: &'a RoTxn<'a>,
     pairs: Database<Bytes, Bytes>,
+}
+
+/// Returns how many copies a directory has.
+fn copies(place: &Path) -> Result<usize> {
+    Ok(std::fs::read_dir(place)?.count())
 }
 
 impl Driver for Lmdb {
@@ -261,6 +267,24 @@ impl Peer for Store {
 
     fn sync(&self) -> Result<()> {
         Ok(self.environment.force_sync()?)
+    }
+
+    fn back_up(&self, place: &Path) -> Result<u64> {
+        std::fs::create_dir_all(place)?;
+        let file = place.join(format!("{}.mdb", copies(place)?));
+        let copy = self.environment.copy_to_path(file, CompactionOption::Disabled)?;
+        copy.sync_all()?;
+        File::open(place)?.sync_all()?;
+        Ok(copy.metadata()?.len())
+    }
+
+    fn bring_back(&self, place: &Path, directory: &Path) -> Result<()> {
+        std::fs::create_dir(directory)?;
+        let newest = copies(place)?.checked_sub(1).context("there is no copy")?;
+        let file = directory.join("data.mdb");
+        std::fs::copy(place.join(format!("{newest}.mdb")), &file)?;
+        File::open(file)?.sync_all()?;
+        Ok(File::open(directory)?.sync_all()?)
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<()> {

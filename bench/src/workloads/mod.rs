@@ -5,6 +5,7 @@
 //! first wrong value. If the limit of the cell stopped a row, it reads back what was acknowledged by then. The
 //! workloads of brokers are in `messages`, those of trees in `trees`; `docs/lab/adding-a-workload.md` says where those of clusters go.
 
+mod backups;
 mod control;
 mod first;
 mod held_snapshot;
@@ -133,6 +134,7 @@ pub const ALL: &[Workload] = &[
     overwrites::WORKLOAD,
     held_snapshot::WORKLOAD,
     kept_states::WORKLOAD,
+    backups::WORKLOAD,
     scarce_memory::WORKLOAD,
     sizes::WORKLOAD,
     long_values::WORKLOAD,

@@ -53,9 +53,9 @@ pub(crate) enum Record<'a> {
 }
 
 /// The body of a pack, before it is sealed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Body {
-    /// Room for the header, then the records: a pack that is not compressed is sealed without copying them. Empty before the first.
+    /// Room for the header, then the records: a pack that is not compressed is sealed without copying them.
     bytes: Vec<u8>,
     /// Keys that begin in it.
     pub(crate) records: u64,
@@ -63,9 +63,20 @@ pub(crate) struct Body {
     pub(crate) last: Vec<u8>,
 }
 
+impl Default for Body {
+    fn default() -> Body {
+        Body {
+            bytes: vec![0; HEADER_BYTES],
+            records: 0,
+            first: Vec::new(),
+            last: Vec::new(),
+        }
+    }
+}
+
 impl Body {
     pub(crate) fn records_bytes(&self) -> &[u8] {
-        self.bytes.get(HEADER_BYTES..).unwrap_or_default()
+        &self.bytes[HEADER_BYTES..]
     }
 
     fn begin(&mut self, key: &[u8]) {
@@ -132,9 +143,8 @@ impl<F: FnMut(Body) -> bool> Packer<F> {
 
     fn push(&mut self, parts: &[&[u8]]) {
         let bytes = &mut self.body.bytes;
-        if bytes.capacity() == 0 {
-            bytes.reserve(HEADER_BYTES + PACK_BYTES + (1 << 20));
-            bytes.resize(HEADER_BYTES, 0);
+        if bytes.len() == HEADER_BYTES {
+            bytes.reserve(PACK_BYTES + (1 << 20));
         }
         parts.iter().for_each(|part| bytes.extend_from_slice(part));
     }

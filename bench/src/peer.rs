@@ -353,6 +353,10 @@ pub trait Peer: Send + Sync {
     fn back_up(&self, _place: &Path) -> Result<u64> {
         bail!(Unsupported("makes no copies while it is open"))
     }
+    /// Drops what the store itself keeps so that later copies have only what changed.
+    fn forget_copies(&self) -> Result<()> {
+        Ok(())
+    }
     /// Makes a store in `directory`, which does not exist yet, of the newest copy in `place`, durably.
     fn bring_back(&self, _place: &Path, _directory: &Path) -> Result<()> {
         bail!(Unsupported("makes no copies while it is open"))

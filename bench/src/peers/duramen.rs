@@ -224,6 +224,17 @@ impl Peer for Opened {
         Ok(export.bytes())
     }
 
+    fn forget_copies(&self) -> Result<()> {
+        let checkpoints = self.store.checkpoints();
+        for checkpoint in checkpoints.list()? {
+            // The prefix of those of backups.
+            if checkpoint.name.starts_with("backup ") {
+                checkpoints.drop(&checkpoint.name)?;
+            }
+        }
+        Ok(())
+    }
+
     fn bring_back(&self, place: &Path, directory: &Path) -> Result<()> {
         backup(place)?.import(None, directory, &mut |_| ())?;
         Ok(())

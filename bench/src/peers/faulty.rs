@@ -262,6 +262,10 @@ impl Peer for Wrong {
         self.inner.back_up(place)
     }
 
+    fn forget_copies(&self) -> Result<()> {
+        self.inner.forget_copies()
+    }
+
     fn bring_back(&self, place: &Path, directory: &Path) -> Result<()> {
         self.inner.bring_back(place, directory)
     }

@@ -248,4 +248,41 @@ mod tests {
         assert!(checked >= 2, "LMDB and SQLite have them");
         Ok(())
     }
+
+    #[test]
+    fn the_newest_of_several_copies_comes_back() -> Result<()> {
+        let values = Values::new(1, Length::Fixed(100));
+        let keys = Generator::new(1, "copies").keys(100, 16);
+        let mut checked = 0;
+        for driver in ALL {
+            let description = driver.describe();
+            let setting = Setting {
+                class: description.classes[0].0,
+                cache_bytes: CACHE_BYTES >> 4,
+                has_read_ahead: true,
+            };
+            let scratch = Scratch::new(&std::env::temp_dir())?;
+            let [live, place, back] = ["live", "place", "back"].map(|name| scratch.path().join(name));
+            std::fs::create_dir(&live)?;
+            let peer = driver.open(&live, setting)?;
+            let put = |version| peer.put_many(&mut keys.iter().map(|key| (key, values.of(key, version))));
+            put(0)?;
+            match peer.back_up(&place) {
+                Err(error) if error.is::<Unsupported>() => continue,
+                done => assert!(done? > 0),
+            }
+            put(1)?;
+            peer.back_up(&place)?;
+            put(2)?;
+            peer.bring_back(&place, &back)?;
+            let store = driver.open(&back, setting)?;
+            let expected = Tally::expected(&keys, &values, |_| 1);
+            assert_eq!(tally_scan(&*store)?, expected, "{}", description.name);
+            store.close()?;
+            peer.close()?;
+            checked += 1;
+        }
+        assert_eq!(checked, 2, "Duramen and LMDB have them");
+        Ok(())
+    }
 }

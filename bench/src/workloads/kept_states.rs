@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 
-use super::loads::{load_row, read_back_versions};
+use super::loads::{RandomPuts, load_row};
 use super::{Context, Recorder, Workload, variant};
 use crate::crew::{Pace, alone, in_turn};
-use crate::data::{Generator, Keys, Length, Values};
+use crate::data::{Generator, Length, Values};
 use crate::measure::{Done, Work};
-use crate::peer::Peer;
 
 pub const WORKLOAD: Workload = Workload {
     name: "kept-states",
@@ -33,15 +32,8 @@ const BETWEEN: Duration = Duration::from_secs(1);
 const KEPT: usize = 1_000;
 const PUTS_BEFORE: u64 = 100;
 
-/// The pairs, and how often each was put.
-struct Load<'a> {
-    context: &'a Context<'a>,
-    peer: &'a dyn Peer,
-    keys: &'a Keys,
-    values: &'a Values,
-    picks: Generator,
-    versions: Vec<u32>,
-}
+/// The puts of all rows, and the rows.
+struct Load<'a>(RandomPuts<'a>);
 
 fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     let count = context.records();
@@ -51,14 +43,7 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     if !load_row(context, recorder, &*peer, &keys, &values)? {
         return peer.close();
     }
-    let mut load = Load {
-        context,
-        peer: &*peer,
-        keys: &keys,
-        values: &values,
-        picks: Generator::new(context.seed, "puts"),
-        versions: vec![0; count],
-    };
+    let mut load = Load(RandomPuts::new(context, &*peer, &keys, &values));
     let rows = [
         ("puts", Work::Writes),
         ("puts beside checkpoints", Work::Writes),
@@ -71,29 +56,21 @@ fn run(context: &Context, recorder: &mut Recorder) -> Result<()> {
     recorder.phase("reads, 1,000 checkpoints kept", Work::Reads, || load.reads_beside())?;
     recorder.phase("puts, 1,000 checkpoints kept", Work::Writes, || load.puts_beside())?;
     recorder.phase("drop a checkpoint", Work::Writes, || load.drop_all())?;
-    read_back_versions(&*peer, &keys, &load.versions, context.checker(&values))?;
+    load.0.read_back()?;
     peer.close()
 }
 
 impl Load<'_> {
     fn seconds(&self) -> f64 {
-        self.context.scaled_seconds(SECONDS.0, SECONDS.1)
+        self.0.context.scaled_seconds(SECONDS.0, SECONDS.1)
     }
 
     fn kept(&self) -> usize {
-        self.context.scaled(KEPT)
-    }
-
-    fn put(&mut self) -> Result<()> {
-        let record = self.picks.below(self.keys.len());
-        let key = self.keys.at(record);
-        self.peer.put(key, self.values.of(key, self.versions[record] + 1))?;
-        self.versions[record] += 1;
-        Ok(())
+        self.0.context.scaled(KEPT)
     }
 
     fn windows(&mut self) -> Result<Vec<Done>> {
-        let (peer, seconds, limit) = (self.peer, self.seconds(), self.context.pace.limit);
+        let (peer, seconds, limit) = (self.0.peer, self.seconds(), self.0.context.pace.limit);
         let pace = Pace {
             rate: Some(RATE),
             seconds: None,
@@ -108,7 +85,7 @@ impl Load<'_> {
         peer.drop_kept("first")?;
         let (mut quiet, mut beside, mut made) = (Vec::new(), Vec::new(), Vec::new());
         for window in 0..WINDOWS {
-            quiet.push(pace.shift(1, Some(seconds)).work(u64::MAX, |_| self.put())?);
+            quiet.push(pace.shift(1, Some(seconds)).work(u64::MAX, |_| self.0.put())?);
             let is_on = AtomicBool::new(true);
             let worked = std::thread::scope(|scope| {
                 let thread = scope.spawn(|| {
@@ -120,7 +97,7 @@ impl Load<'_> {
                     names.iter().try_for_each(|name| peer.drop_kept(name))?;
                     anyhow::Ok(worked)
                 });
-                let worked = pace.shift(1, Some(seconds)).work(u64::MAX, |_| self.put());
+                let worked = pace.shift(1, Some(seconds)).work(u64::MAX, |_| self.0.put());
                 is_on.store(false, Ordering::Relaxed);
                 made.push(thread.join().map_err(|_| anyhow!("the other thread panicked"))??);
                 worked
@@ -131,52 +108,54 @@ impl Load<'_> {
     }
 
     fn reads(&mut self) -> Result<Done> {
-        let checker = self.context.checker(self.values);
-        let shift = self.context.pace.shift(1, Some(self.seconds()));
+        let checker = self.0.context.checker(self.0.values);
+        let shift = self.0.context.pace.shift(1, Some(self.seconds()));
         let worked = shift.work(u64::MAX, |_| {
-            let record = self.picks.below(self.keys.len());
-            let key = self.keys.at(record);
-            self.peer
-                .get(key, &mut |found| checker.present(key, self.versions[record], found))
+            let record = self.0.picks.below(self.0.keys.len());
+            let key = self.0.keys.at(record);
+            self.0
+                .peer
+                .get(key, &mut |found| checker.present(key, self.0.versions[record], found))
         })?;
         Ok(alone(worked))
     }
 
     fn puts(&mut self) -> Result<Done> {
-        let shift = self.context.pace.shift(1, Some(self.seconds()));
-        Ok(alone(shift.work(u64::MAX, |_| self.put())?))
+        let shift = self.0.context.pace.shift(1, Some(self.seconds()));
+        Ok(alone(shift.work(u64::MAX, |_| self.0.put())?))
     }
 
     fn keep(&mut self) -> Result<Done> {
         let kept = self.kept();
         let mut worked = Vec::new();
         for number in 0..kept as u64 {
-            (0..PUTS_BEFORE).try_for_each(|_| self.put())?;
+            (0..PUTS_BEFORE).try_for_each(|_| self.0.put())?;
             worked.push(
-                self.context
+                self.0
+                    .context
                     .pace
                     .shift(1, None)
-                    .work(1, |_| self.peer.keep(&number.to_string()))?,
+                    .work(1, |_| self.0.peer.keep(&number.to_string()))?,
             );
         }
         Ok(in_turn(worked))
     }
 
     fn reads_beside(&mut self) -> Result<Done> {
-        self.peer.keep("last")?;
+        self.0.peer.keep("last")?;
         self.reads()
     }
 
     fn puts_beside(&mut self) -> Result<Done> {
-        self.peer.drop_kept("last")?;
+        self.0.peer.drop_kept("last")?;
         self.puts()
     }
 
     fn drop_all(&mut self) -> Result<Done> {
         let kept = self.kept() as u64;
-        let shift = self.context.pace.whole_shift(1);
+        let shift = self.0.context.pace.whole_shift(1);
         Ok(alone(
-            shift.work(kept, |number| self.peer.drop_kept(&number.to_string()))?,
+            shift.work(kept, |number| self.0.peer.drop_kept(&number.to_string()))?,
         ))
     }
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::{Context, Recorder, tally_scan};
 use crate::crew::{Shift, Worked, alone, crew, together};
-use crate::data::{Checker, KeySlice, Keys, Tally, Values, key_text};
+use crate::data::{Checker, Generator, KeySlice, Keys, Tally, Values, key_text};
 use crate::load::{Load, Operation};
 use crate::measure::{Done, Work};
 use crate::peer::{Outside, Pairs, Peer, Reader};
@@ -166,6 +166,42 @@ pub fn read_back_versions(peer: &dyn Peer, keys: &Keys, versions: &[u32], checke
         let mut pairs = keys.iter().zip(versions);
         pairs.try_for_each(|(key, version)| reader.get(key, &mut |found| checker.present(key, *version, found)))
     })
+}
+
+/// Random puts of pairs that are there, each in its own commit.
+pub struct RandomPuts<'a> {
+    pub context: &'a Context<'a>,
+    pub peer: &'a dyn Peer,
+    pub keys: &'a Keys,
+    pub values: &'a Values,
+    pub picks: Generator,
+    /// How often each pair was put.
+    pub versions: Vec<u32>,
+}
+
+impl<'a> RandomPuts<'a> {
+    pub fn new(context: &'a Context<'a>, peer: &'a dyn Peer, keys: &'a Keys, values: &'a Values) -> RandomPuts<'a> {
+        RandomPuts {
+            context,
+            peer,
+            keys,
+            values,
+            picks: Generator::new(context.seed, "puts"),
+            versions: vec![0; keys.len()],
+        }
+    }
+
+    pub fn put(&mut self) -> Result<()> {
+        let record = self.picks.below(self.keys.len());
+        let key = self.keys.at(record);
+        self.peer.put(key, self.values.of(key, self.versions[record] + 1))?;
+        self.versions[record] += 1;
+        Ok(())
+    }
+
+    pub fn read_back(&self) -> Result<()> {
+        read_back_versions(self.peer, self.keys, &self.versions, self.context.checker(self.values))
+    }
 }
 
 /// Returns the share of each worker: the acknowledged keys, and the rest. A stopped worker had finished every operation

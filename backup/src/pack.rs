@@ -59,8 +59,6 @@ pub(crate) struct Body {
     bytes: Vec<u8>,
     /// Keys that begin in it.
     pub(crate) records: u64,
-    pub(crate) first: Vec<u8>,
-    pub(crate) last: Vec<u8>,
 }
 
 impl Default for Body {
@@ -68,8 +66,6 @@ impl Default for Body {
         Body {
             bytes: vec![0; HEADER_BYTES],
             records: 0,
-            first: Vec::new(),
-            last: Vec::new(),
         }
     }
 }
@@ -77,15 +73,6 @@ impl Default for Body {
 impl Body {
     pub(crate) fn records_bytes(&self) -> &[u8] {
         &self.bytes[HEADER_BYTES..]
-    }
-
-    fn begin(&mut self, key: &[u8]) {
-        if self.records == 0 {
-            self.first = key.to_vec();
-        }
-        self.last.clear();
-        self.last.extend_from_slice(key);
-        self.records += 1;
     }
 }
 
@@ -105,17 +92,17 @@ impl<F: FnMut(Body) -> bool> Packer<F> {
     }
 
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> bool {
-        let lengths = [&[PUT][..], &(key.len() as u16).to_le_bytes()].concat();
-        self.body.begin(key);
+        let key_length = (key.len() as u16).to_le_bytes();
+        self.body.records += 1;
         if value.len() <= PART_BYTES {
-            self.push(&[&lengths, &(value.len() as u32).to_le_bytes(), key, value]);
+            self.push(&[&[PUT], &key_length, &(value.len() as u32).to_le_bytes(), key, value]);
             return self.hand_out(PACK_BYTES);
         }
         let mut parts = value.chunks(PART_BYTES);
         let first = parts.next().unwrap_or_default();
         self.push(&[
             &[LONG_PUT],
-            &lengths[1..],
+            &key_length,
             &(value.len() as u64).to_le_bytes(),
             &(first.len() as u32).to_le_bytes(),
             key,
@@ -131,7 +118,7 @@ impl<F: FnMut(Body) -> bool> Packer<F> {
     }
 
     pub(crate) fn delete(&mut self, key: &[u8]) -> bool {
-        self.body.begin(key);
+        self.body.records += 1;
         self.push(&[&[DELETE], &(key.len() as u16).to_le_bytes(), key]);
         self.hand_out(PACK_BYTES)
     }
@@ -271,16 +258,13 @@ mod tests {
         assert!(packer.finish());
         assert_eq!(bodies.len(), 2);
         let [first, last] = &bodies[..] else { unreachable!() };
-        assert_eq!(
-            (first.records, &first.first[..], &first.last[..]),
-            (3, &b"a"[..], &b"c"[..])
-        );
-        assert_eq!(
-            (last.records, &last.first[..], &last.last[..]),
-            (1, &b"d"[..], &b"d"[..])
-        );
+        assert_eq!((first.records, last.records), (3, 1));
         let whole = records(first.records_bytes());
-        assert_eq!(whole[0], Record::Put { key: b"a", value: b"1" });
+        assert_eq!(
+            whole[..2],
+            [Record::Put { key: b"a", value: b"1" }, Record::Delete { key: b"b" }]
+        );
+        assert!(matches!(whole[2], Record::LongPut { key: b"c", .. }));
         assert_eq!(whole[1], Record::Delete { key: b"b" });
         let all = whole
             .iter()
@@ -299,6 +283,7 @@ mod tests {
             })
             .sum();
         assert_eq!(parts, long.len());
+        assert_eq!(all.last(), Some(&Record::Put { key: b"d", value: b"" }));
         for cut in [1, 3, 8] {
             assert!(record(&first.records_bytes()[..cut]).is_none());
         }

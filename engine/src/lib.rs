@@ -67,11 +67,13 @@ pub use admin::statistics::{
     Counts, GenerationStatistics, MapStatistics, MemoryStatistics, ProcessStatistics, SnapshotStatistics, Statistics,
 };
 #[doc(hidden)]
-pub use admin::transfer::StoredPairs;
+pub use admin::transfer::{StoredChanges, StoredPairs};
 pub use api::batch::Batch;
 #[doc(hidden)]
 pub use api::brake::{BRAKES_MAX, Brake, BrakeStatistics, HeldBack};
 pub use api::changes::{Change, Changes, ChangesFrom, CommitChanges};
+#[doc(hidden)]
+pub use api::changes::{StoredChange, StoredCommit};
 pub use api::checkpoints::{Checkpoint, Checkpoints, Difference};
 pub use api::closing::CloseFuture;
 pub use api::future::CommitFuture;

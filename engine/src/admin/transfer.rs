@@ -4,7 +4,9 @@
 //! store that is built from them is equal to the one they came from, except for its id and its checkpoints.
 
 use std::path::Path;
+use std::time::Duration;
 
+use crate::api::changes::{Changes, ChangesFrom, StoredCommit};
 use crate::api::checkpoints::Checkpoints;
 use crate::api::options::Options;
 use crate::api::snapshot::{Pinned, Snapshot};
@@ -75,13 +77,54 @@ impl Store {
     }
 }
 
-impl Checkpoints<'_> {
-    /// The id that the next map would have got, and more: no map of the checkpoint has it.
+/// The stream of commits with all that the store keeps: see [`Changes`], which has only what maps show.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct StoredChanges(Changes);
+
+impl Store {
+    /// The stream of commits from some moment on, with full keys. What a copy of that moment makes of it is the store's pairs.
+    ///
+    /// # Errors
+    /// As [`Store::changes`].
     #[doc(hidden)]
-    pub fn next_map(&self) -> u32 {
-        self.store().core().next_map()
+    pub fn stored_changes(&self, from: ChangesFrom) -> Result<StoredChanges> {
+        let mut changes = self.changes(from)?;
+        changes.everything();
+        Ok(StoredChanges(changes))
     }
 
+    /// The id that the next map will get, or a greater one.
+    #[doc(hidden)]
+    pub fn next_map(&self) -> u32 {
+        self.core().next_map()
+    }
+}
+
+impl StoredChanges {
+    /// The next commit; waits for it up to `timeout`, then returns `None`. An error leaves the position as it is.
+    ///
+    /// # Errors
+    /// As [`Changes::next`]. A restore of a checkpoint is [`Reason::NotRetained`].
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<StoredCommit>> {
+        self.0.next_stored(timeout)
+    }
+
+    /// Passes over all commits up to this one.
+    ///
+    /// # Errors
+    /// [`Reason::InvalidArgument`]: there is no such commit yet.
+    pub fn skip_to(&mut self, commit: u64) -> Result<()> {
+        self.0.skip_to(commit)
+    }
+
+    /// The number of the last commit that was delivered or passed over.
+    pub fn position(&self) -> u64 {
+        self.0.position()
+    }
+}
+
+impl Checkpoints<'_> {
     /// Shows all pairs of a checkpoint with their full keys, in order, until `visit` returns `false`.
     ///
     /// # Errors

@@ -21,39 +21,53 @@ use crate::region::Version;
 
 use super::reader::Latest;
 
-/// Which maps a stream delivers; `None`: all.
+/// What a stream delivers.
 #[derive(Debug)]
-pub(super) struct Filter {
-    pub(super) maps: Option<Vec<u32>>,
+pub(super) enum Filter {
+    /// All that the store keeps: maps, their names and counters.
+    Everything,
+    /// All maps.
+    AllMaps,
+    /// These maps, ascending.
+    Maps(Vec<u32>),
 }
 
 impl Filter {
     /// Whether changes of a map are looked at: those of the catalog always, because it has the names.
     pub(super) fn wants(&self, map: u32) -> bool {
-        map == CATALOG
-            || map >= FIRST_USER_MAP && self.maps.as_ref().is_none_or(|maps| maps.binary_search(&map).is_ok())
+        match self {
+            Filter::Everything => true,
+            Filter::AllMaps => map == CATALOG || map >= FIRST_USER_MAP,
+            Filter::Maps(maps) => map == CATALOG || maps.binary_search(&map).is_ok(),
+        }
     }
 
     /// The watched keys as ranges of full keys.
     fn ranges(&self) -> Vec<FullRange> {
-        let mut ranges = vec![FullRange::map(CATALOG)];
-        match &self.maps {
-            Some(maps) => ranges.extend(maps.iter().map(|&map| FullRange::map(map))),
-            None => ranges.push(FullRange::from_map(FIRST_USER_MAP)),
+        let catalog = FullRange::map(CATALOG);
+        match self {
+            Filter::Everything => vec![FullRange::from_map(CATALOG)],
+            Filter::AllMaps => vec![catalog, FullRange::from_map(FIRST_USER_MAP)],
+            Filter::Maps(maps) => {
+                let maps = maps.iter().map(|&map| FullRange::map(map));
+                std::iter::once(catalog).chain(maps).collect()
+            }
         }
-        ranges
     }
 }
 
 /// What a commit did to a key.
+#[doc(hidden)]
 #[derive(Debug)]
-pub(super) struct Pair {
-    pub(super) old: Option<Vec<u8>>,
-    pub(super) new: Option<Vec<u8>>,
+pub struct StoredChange {
+    /// What it held before; `None`: nothing.
+    pub old: Option<Vec<u8>>,
+    /// What it holds since; `None`: it was removed.
+    pub new: Option<Vec<u8>>,
 }
 
 /// By full key.
-pub(super) type Pairs = BTreeMap<Vec<u8>, Pair>;
+pub type Pairs = BTreeMap<Vec<u8>, StoredChange>;
 
 /// The store as of a commit: a base and the generations above it.
 pub(super) struct Past<'g, 'p, S> {
@@ -180,7 +194,7 @@ impl<'a, S: Source<'a>> Collector<'_, 'a, S> {
             let pairs = &mut self.pairs;
             self.past.each(range, |key, value| {
                 let (old, new) = (Some(value), None);
-                pairs.insert(key.to_vec(), Pair { old, new });
+                pairs.insert(key.to_vec(), StoredChange { old, new });
             })?;
         }
         Ok(())
@@ -209,7 +223,7 @@ impl<'a, S: Source<'a>> Collector<'_, 'a, S> {
                     Some(entry) => self.past.resolve(entry)?,
                     None => self.past.get(full_key)?,
                 };
-                place.insert(Pair { old, new });
+                place.insert(StoredChange { old, new });
             }
         }
         Ok(())

@@ -41,12 +41,14 @@ use crate::api::store::Handle;
 use crate::core::Core;
 use crate::core::catalog::map_id;
 use crate::core::streams::{Follower, Hold, State};
-use crate::error::Result;
+use crate::error::{Reason, Result};
 use crate::key::full_key::{FIRST_USER_MAP, split};
 use crate::map_name::is_reserved;
 
-use collector::{Collector, Filter, Pair, Pairs, Past, name_of, names_at};
-use reader::Reader;
+use collector::{Collector, Filter, Pairs, Past, name_of, names_at};
+use reader::{Reader, Record};
+
+pub use collector::StoredChange;
 
 /// Commits by which a stream lags when it begins to remember what it read (see [`Latest`]).
 const FAR_BEHIND: u64 = 256;
@@ -85,6 +87,18 @@ pub struct Change {
     pub old: Option<Vec<u8>>,
     /// What it holds since; `None`: it was removed, by itself, with a range, or with its map.
     pub new: Option<Vec<u8>>,
+}
+
+/// One commit as the store keeps it.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct StoredCommit {
+    /// The number of the commit.
+    pub number: u64,
+    /// When it was committed, in microseconds since 1970.
+    pub time: u64,
+    /// What it changed, by full key.
+    pub pairs: Pairs,
 }
 
 /// The ordered stream of commits: each exactly once, none skipped, from a chosen moment on; see
@@ -163,7 +177,7 @@ impl Changes {
             handle: handle.clone(),
             follower,
             reader,
-            filter: Filter { maps: None },
+            filter: Filter::AllMaps,
             names: HashMap::new(),
             durable_only: false,
             position,
@@ -185,7 +199,10 @@ impl Changes {
             .collect::<Result<Vec<u32>>>()?;
         ids.sort_unstable();
         ids.dedup();
-        self.filter.maps = (!ids.is_empty()).then_some(ids);
+        self.filter = match ids.is_empty() {
+            true => Filter::AllMaps,
+            false => Filter::Maps(ids),
+        };
         self.reader.latest.clear();
         Ok(())
     }
@@ -207,6 +224,49 @@ impl Changes {
     /// [`Reason::NotRetained`] when the stream fell behind too far, [`Reason::SnapshotEnded`], [`Reason::Closed`],
     /// [`Reason::Poisoned`], [`Reason::Damaged`].
     pub fn next(&mut self, timeout: Duration) -> Result<Option<CommitChanges>> {
+        self.next_as(timeout, |changes, core, commit| {
+            changes.note_names(&commit.pairs)?;
+            Ok(changes.name(core, commit.number, commit.pairs))
+        })
+    }
+
+    /// Delivers all that the store keeps from now on, by [`Changes::next_stored`].
+    pub(crate) fn everything(&mut self) {
+        self.filter = Filter::Everything;
+    }
+
+    /// As [`Changes::next`], with full keys.
+    pub(crate) fn next_stored(&mut self, timeout: Duration) -> Result<Option<StoredCommit>> {
+        self.next_as(timeout, |_, _, commit| Ok(Some(commit)))
+    }
+
+    /// Passes over all commits up to this one.
+    ///
+    /// # Errors
+    /// [`Reason::InvalidArgument`]: there is no such commit yet.
+    pub(crate) fn skip_to(&mut self, commit: u64) -> Result<()> {
+        if commit <= self.position {
+            return Ok(());
+        }
+        let core = &*self.handle.core;
+        let newest = self.limit(core);
+        if commit > newest {
+            let cause = format!("a stream cannot go on after commit {commit}, because the newest one is {newest}");
+            return Err(Reason::InvalidArgument(cause).into());
+        }
+        let mut follower = locked(&self.follower);
+        self.reader.latest.clear();
+        (self.position, follower.position) = (commit, commit);
+        follower.advance(core);
+        Ok(())
+    }
+
+    /// The next commit of which `shape` makes something.
+    fn next_as<T>(
+        &mut self,
+        timeout: Duration,
+        shape: impl Fn(&mut Changes, &Core, StoredCommit) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
         let handle = self.handle.clone();
         let core = &*handle.core;
         let began = core.platform.clock.monotonic();
@@ -217,9 +277,10 @@ impl Changes {
             locked(&self.follower).hold(core)?;
             let limit = self.limit(core);
             while self.position < limit {
-                let read = self.read(core, limit)?;
-                if read.is_some() {
-                    return Ok(read);
+                let commit = self.read(core, limit)?;
+                let shaped = shape(self, core, commit)?;
+                if shaped.is_some() {
+                    return Ok(shaped);
                 }
             }
             if is_late {
@@ -256,13 +317,13 @@ impl Changes {
         self.limit(core) > self.position || wait(&core.control().streams_word, word, Some(timeout))
     }
 
-    /// Reads one commit; `None`: the filter lets nothing of it through.
-    fn read(&mut self, core: &Core, limit: u64) -> Result<Option<CommitChanges>> {
+    /// Reads one commit.
+    fn read(&mut self, core: &Core, limit: u64) -> Result<StoredCommit> {
         let number = self.position + 1;
         let mut follower = locked(&self.follower);
         let retained = core.keep_generations()?;
         let version = follower.hold(core)?.version.clone();
-        let (start, body) = self.reader.record(core, &version, number)?;
+        let Record { start, time, body } = self.reader.record(core, &version, number)?;
         let Reader {
             latest,
             generations,
@@ -294,9 +355,7 @@ impl Changes {
         follower.position = number;
         self.position = number;
         follower.advance(core);
-        drop(follower);
-        self.note_names(&pairs)?;
-        Ok(self.name(core, number, pairs))
+        Ok(StoredCommit { number, time, pairs })
     }
 
     /// Learns the names of maps that the commit made or renamed. Those of dropped maps stay: their pairs may follow,
@@ -310,8 +369,9 @@ impl Changes {
         Ok(())
     }
 
+    /// The changes with the names of their maps; `None`: the filter lets none through.
     fn name(&self, core: &Core, number: u64, pairs: Pairs) -> Option<CommitChanges> {
-        let named = |(full_key, Pair { old, new }): (Vec<u8>, Pair)| {
+        let named = |(full_key, StoredChange { old, new }): (Vec<u8>, StoredChange)| {
             let (map, key) = split(&full_key);
             let name = self.names.get(&map).cloned();
             let map_name = name.unwrap_or_else(|| core.catalog.name_of(map));
@@ -323,7 +383,8 @@ impl Changes {
             })
         };
         let changes: Vec<Change> = pairs.into_iter().filter_map(named).collect();
-        (self.filter.maps.is_none() || !changes.is_empty()).then_some(CommitChanges { number, changes })
+        let is_wanted = !matches!(self.filter, Filter::Maps(_)) || !changes.is_empty();
+        is_wanted.then_some(CommitChanges { number, changes })
     }
 }
 

@@ -26,6 +26,16 @@ pub(super) struct Reader {
     pub(super) latest: Latest,
 }
 
+/// A record of the log.
+#[derive(Debug)]
+pub(super) struct Record<'a> {
+    /// Where its body begins.
+    pub(super) start: u32,
+    /// When it was committed, in microseconds since 1970.
+    pub(super) time: u64,
+    pub(super) body: &'a [u8],
+}
+
 /// A place in the log.
 #[derive(Clone, Copy, Debug)]
 struct LogCursor {
@@ -68,9 +78,9 @@ impl Reader {
         }
     }
 
-    /// The body of the record of a commit, and its position in the log. The caller holds the version, keeps the generations
-    /// ([`Core::keep_generations`]), and does both as long as it uses the body.
-    pub(super) fn record<'a>(&mut self, core: &'a Core, version: &Version, commit: u64) -> Result<(u32, &'a [u8])> {
+    /// The record of a commit. The caller holds the version, keeps the generations ([`Core::keep_generations`]), and does both as
+    /// long as it uses the body.
+    pub(super) fn record<'a>(&mut self, core: &'a Core, version: &Version, commit: u64) -> Result<Record<'a>> {
         self.enter(core, version, commit)?;
         let damaged = || Error::damaged(format!("the log has no intact record of commit {commit}"));
         let cursor = self.cursor.as_mut().ok_or_else(damaged)?;
@@ -85,7 +95,13 @@ impl Reader {
             cursor.position = position;
             match header.commit.cmp(&commit) {
                 std::cmp::Ordering::Less => cursor.position += record_bytes(body.len()),
-                std::cmp::Ordering::Equal => return Ok((position as u32 + RECORD_HEADER_BYTES as u32, body)),
+                std::cmp::Ordering::Equal => {
+                    return Ok(Record {
+                        start: position as u32 + RECORD_HEADER_BYTES as u32,
+                        time: header.time,
+                        body,
+                    });
+                }
                 std::cmp::Ordering::Greater => return Err(damaged()),
             }
         }

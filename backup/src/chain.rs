@@ -1,4 +1,4 @@
-//! Reading an export: the packs of the exports that it goes on from, and its own, as one sequence of pairs.
+//! Reading a state: the packs of an export, of those that it goes on from, and of its log, as one sequence of pairs.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,23 +12,109 @@ use tokio::task::JoinHandle;
 use crate::digest::Digest;
 use crate::error::{BackupError, Result};
 use crate::export::Progress;
+use crate::log::ReadLog;
 use crate::manifest::{Export, Pack, pack_path};
 use crate::pack::{Record, open, record, sha256};
 use crate::rate::Rate;
 use crate::target::Backup;
 
+/// Which state of a store a backup is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Moment {
+    /// The newest one: that of the newest export and its log.
+    #[default]
+    Newest,
+    /// That of an export, by its number, without its log.
+    Export(u64),
+    /// What had been committed by this time, in milliseconds since 1970. Where the log has it, that is as exact as its segments:
+    /// see [`crate::Log::ship`]. Otherwise it is the state of the newest export until then.
+    Until(u64),
+}
+
+/// A state that a backup has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct State {
+    /// The export that it begins with.
+    pub export: Export,
+    /// Segments of its log that come on top.
+    pub segments: u64,
+    /// The newest commit that it shows.
+    pub commit: u64,
+    /// When that was committed, or the checkpoint of the export made, in milliseconds since 1970.
+    pub committed_ms: u64,
+    /// Pairs in the store then, those included that topics and trees consist of.
+    pub pairs: u64,
+    digest: String,
+    pub(crate) next_map: u32,
+}
+
+impl State {
+    fn of(export: Export, log: &ReadLog) -> State {
+        let last = log.last.as_ref();
+        State {
+            segments: last.map_or(0, |last| last.number),
+            commit: last.map_or(export.commit, |last| last.commit),
+            committed_ms: last.map_or(export.created_ms, |last| last.committed_ms),
+            pairs: last.map_or(export.pairs, |last| last.pairs),
+            digest: last.map_or(&export.digest, |last| &last.digest).clone(),
+            next_map: last.map_or(export.next_map, |last| last.next_map),
+            export,
+        }
+    }
+
+    fn name(&self) -> String {
+        let number = self.export.number;
+        match self.segments {
+            0 => format!("export {number}"),
+            segments => format!("export {number} with segment {segments} of its log"),
+        }
+    }
+}
+
+/// What a state is made of.
+pub(crate) struct Chain {
+    /// The export with those that it goes on from, the full one first.
+    exports: Vec<Export>,
+    log: ReadLog,
+    pub(crate) state: State,
+}
+
 impl Backup {
-    /// An export with those that it goes on from, the full one first; `None`: the newest export.
-    pub(crate) async fn chain(&self, number: Option<u64>) -> Result<Vec<Export>> {
+    /// What the state of a moment is made of.
+    pub(crate) async fn chain(&self, moment: Moment) -> Result<Chain> {
         let nothing = || BackupError::NoExports {
             place: self.place.clone(),
         };
         self.identity().await?.ok_or_else(nothing)?;
-        let number = match number {
-            Some(number) => number,
-            None => *self.numbers().await?.last().ok_or_else(nothing)?,
+        let newest = match moment {
+            Moment::Export(number) => self.manifest(number).await?,
+            Moment::Newest => {
+                let number = *self.numbers().await?.last().ok_or_else(nothing)?;
+                self.manifest(number).await?
+            }
+            Moment::Until(until_ms) => {
+                let exports = self.exports().await?.into_iter();
+                let late = || BackupError::NoneUntil {
+                    place: self.place.clone(),
+                };
+                let found = exports.rev().find(|export| export.created_ms <= until_ms);
+                found.ok_or_else(late)?
+            }
         };
-        let mut chain = VecDeque::from([self.manifest(number).await?]);
+        let log = match moment {
+            Moment::Export(_) => ReadLog::default(),
+            Moment::Newest => self.log(&newest, u64::MAX).await?,
+            Moment::Until(until_ms) => self.log(&newest, until_ms).await?,
+        };
+        let state = State::of(newest.clone(), &log);
+        let exports = self.chain_of(newest).await?;
+        Ok(Chain { exports, log, state })
+    }
+
+    /// An export with those that it goes on from, the full one first.
+    async fn chain_of(&self, export: Export) -> Result<Vec<Export>> {
+        let mut chain = VecDeque::from([export]);
         while let Some(parent) = chain[0].parent.clone() {
             let number = chain[0].number;
             let missing = || BackupError::MissingLink {
@@ -65,7 +151,7 @@ pub(crate) struct Pairs {
     progress: mpsc::UnboundedSender<Progress>,
     now: Progress,
     found: u64,
-    expected: Export,
+    expected: State,
 }
 
 /// How often progress is told of, in pairs.
@@ -73,13 +159,16 @@ const TOLD_PAIRS: u64 = 1 << 14;
 
 impl Pairs {
     /// Begins to fetch the packs of a chain.
-    pub(crate) fn of(backup: &Backup, chain: &[Export], progress: mpsc::UnboundedSender<Progress>) -> Pairs {
-        let ahead = (backup.parallel / chain.len()).max(1);
-        let all = chain
-            .iter()
-            .map(|export| Changes::of(backup, export, ahead))
-            .collect::<Vec<_>>();
-        let expected = chain.last().expect("a chain has an export").clone();
+    pub(crate) fn of(backup: &Backup, chain: Chain, progress: mpsc::UnboundedSender<Progress>) -> Pairs {
+        let ahead = (backup.parallel / chain.exports.len()).max(1);
+        let exports = chain.exports.iter();
+        let mut all: Vec<_> = exports
+            .map(|export| Changes::of_export(backup, export, ahead))
+            .collect();
+        let expected = chain.state;
+        if chain.log.last.is_some() {
+            all.push(Changes::of_log(backup, chain.log, expected.export.number));
+        }
         Pairs {
             at: 0,
             behind: (0..all.len()).collect(),
@@ -141,12 +230,11 @@ impl Pairs {
 
     fn check_all(&mut self) -> Result<()> {
         self.tell();
-        let Export {
-            number, pairs, digest, ..
-        } = &self.expected;
+        let State { pairs, digest, .. } = &self.expected;
         if self.found != *pairs || self.digest.to_text() != *digest {
             return Err(BackupError::damaged(format!(
-                "export {number} comes to {} pairs with the digest {}, and not to {pairs} with {digest}",
+                "{} comes to {} pairs with the digest {}, and not to {pairs} with {digest}",
+                self.expected.name(),
                 self.found,
                 self.digest.to_text()
             )));
@@ -162,9 +250,10 @@ struct Fetched {
     body: Bytes,
 }
 
-/// The changes of one export, in order.
+/// The changes of one export or log, in order.
 struct Changes {
-    number: u64,
+    /// What messages call it.
+    of: String,
     packs: mpsc::Receiver<Result<Fetched>>,
     /// Bytes of the packs so far.
     bytes: u64,
@@ -199,7 +288,7 @@ enum Current {
 }
 
 impl Changes {
-    fn of(backup: &Backup, export: &Export, ahead: usize) -> Changes {
+    fn of_export(backup: &Backup, export: &Export, ahead: usize) -> Changes {
         let (sender, packs) = mpsc::channel(1);
         let source = Source {
             objects: backup.objects.clone(),
@@ -209,8 +298,28 @@ impl Changes {
         backup
             .runtime()
             .spawn(source.fetch_all(export.packs.clone(), ahead, sender));
+        Changes::new(packs, format!("export {}", export.number))
+    }
+
+    fn of_log(backup: &Backup, log: ReadLog, export: u64) -> Changes {
+        let (sender, packs) = mpsc::channel(1);
+        backup.runtime().spawn_blocking(move || {
+            let mut bytes = log.bytes;
+            log.pack(|body| {
+                let fetched = Fetched {
+                    name: "made of segments".into(),
+                    bytes: std::mem::take(&mut bytes),
+                    body,
+                };
+                sender.blocking_send(Ok(fetched)).is_ok()
+            });
+        });
+        Changes::new(packs, format!("the log of export {export}"))
+    }
+
+    fn new(packs: mpsc::Receiver<Result<Fetched>>, of: String) -> Changes {
         Changes {
-            number: export.number,
+            of,
             packs,
             bytes: 0,
             name: String::new(),
@@ -245,7 +354,7 @@ impl Changes {
     }
 
     fn damaged(&self, what: &str) -> BackupError {
-        BackupError::damaged(format!("pack {} of export {} {what}", self.name, self.number))
+        BackupError::damaged(format!("pack {} of {} {what}", self.name, self.of))
     }
 
     /// Makes sure that a record begins at `next`. `false`: there are no more.

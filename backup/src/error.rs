@@ -47,6 +47,12 @@ pub enum BackupError {
         /// The place.
         place: String,
     },
+    /// There is no export that is old enough.
+    #[error("the oldest export at {place} was made later; `list` has the times")]
+    NoneUntil {
+        /// The place.
+        place: String,
+    },
     /// There is no export of this number.
     #[error("there is no export {number} at {place}; `list` has the numbers")]
     UnknownExport {
@@ -77,6 +83,17 @@ pub enum BackupError {
         /// The number.
         number: u64,
     },
+    /// A commit is too long to be sent by itself.
+    #[error("commit {commit} has {bytes} bytes, more than the log may have between two exports; export again")]
+    LongCommit {
+        /// Its number.
+        commit: u64,
+        /// Bytes of keys and values.
+        bytes: u64,
+    },
+    /// The log of a store ended with an error.
+    #[error("the log ended with the error before; export again, and follow the store from there")]
+    LogEnded,
     /// The object store cannot create an object only if it is missing.
     #[error(
         "the object store at {place} cannot create an object only where there is none, so two exporters could overwrite each other's exports; use a store that can"

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 use crate::digest::Digest;
 use crate::error::{BackupError, Result};
-use crate::manifest::{Export, FORMAT, Pack, Parent, export_path, pack_path};
+use crate::manifest::{Export, FORMAT, Pack, export_path, pack_path};
 use crate::pack::{Body, Compression, Packer, seal, sha256};
 use crate::rate::Rate;
 use crate::target::{Backup, random_id};
@@ -36,7 +36,7 @@ const FRESH: Duration = Duration::from_secs(60 * 60);
 pub struct ExportOptions {
     full: bool,
     full_every: u32,
-    compression: Compression,
+    pub(crate) compression: Compression,
     metadata: String,
 }
 
@@ -243,8 +243,7 @@ impl Backup {
         };
         let from = base.as_ref().map(|base| base.checkpoint.as_str());
         let digest = match &base {
-            Some(base) => Digest::of_text(&base.export.digest)
-                .ok_or_else(|| BackupError::damaged(format!("export {} has no digest", base.export.number)))?,
+            Some(base) => base.export.known_digest()?,
             None => Digest::default(),
         };
         let sent = self
@@ -263,13 +262,10 @@ impl Backup {
                 .as_millis() as u64,
             metadata: options.metadata.clone(),
             full: base.as_ref().map_or(number, |base| base.export.full),
-            parent: base.as_ref().map(|base| Parent {
-                number: base.export.number,
-                id: base.export.id.clone(),
-            }),
+            parent: base.as_ref().map(|base| base.export.as_parent()),
             pairs: pairs_in(&checkpoint),
             digest: sent.digest.to_text(),
-            next_map: store.checkpoints().next_map(),
+            next_map: store.next_map(),
             packs: sent.packs,
             check: String::new(),
         };

@@ -1,4 +1,4 @@
-//! Verifying an export, and making a store of it.
+//! Verifying a state that a backup has, and making a store of it.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -8,48 +8,47 @@ use std::path::{Path, PathBuf};
 use duramen::{Kind, Reason, Store, StoredPairs};
 use tokio::sync::mpsc;
 
-use crate::chain::Pairs;
+use crate::chain::{Moment, Pairs, State};
 use crate::error::{BackupError, Result};
 use crate::export::Progress;
-use crate::manifest::Export;
 use crate::target::Backup;
 
 impl Backup {
-    /// Reads an export and all that it goes on from, and proves that they are what was exported: each pack by its SHA-256, the order
-    /// and the number of the pairs, and a digest of all of them. `None`: the newest export.
+    /// Reads an export, all that it goes on from and its log up to a moment, and proves that they are what was exported: each pack by
+    /// its SHA-256, the order and the number of the pairs, and a digest of all of them.
     ///
     /// # Errors
-    /// [`BackupError::Damaged`], [`BackupError::MissingLink`], [`BackupError::UnknownExport`], [`BackupError::NoExports`],
-    /// [`BackupError::NewerFormat`], [`BackupError::Object`].
-    pub fn verify(&self, number: Option<u64>, progress: &mut dyn FnMut(Progress)) -> Result<Export> {
-        self.work_on(number, progress, |mut pairs, _| {
+    /// [`BackupError::Damaged`], [`BackupError::MissingLink`], [`BackupError::UnknownExport`], [`BackupError::NoneUntil`],
+    /// [`BackupError::NoExports`], [`BackupError::NewerFormat`], [`BackupError::Object`].
+    pub fn verify(&self, moment: Moment, progress: &mut dyn FnMut(Progress)) -> Result<State> {
+        self.work_on(moment, progress, |mut pairs, _| {
             while pairs.next()? {}
             Ok(())
         })
     }
 
-    /// Makes a store of an export, in a directory that is missing or empty. `None`: the newest export. It verifies what it reads as
+    /// Makes a store of the state of a moment, in a directory that is missing or empty. It verifies what it reads as
     /// [`Backup::verify`] does. The store appears there as a whole or not at all: it is made beside it first, in a directory with
     /// `.importing` behind its name, which has a lock meanwhile. It is durable when this returns.
     ///
-    /// The store has an id of its own, and no checkpoints. Commits go on after the exported one. Offsets of topics and
-    /// revisions of trees go on from the exported ones.
+    /// The store has an id of its own, and no checkpoints. Its commits go on after `State::commit`. Offsets of topics and
+    /// revisions of trees go on from those that it shows.
     ///
     /// # Errors
     /// As [`Backup::verify`]; [`BackupError::Occupied`], [`BackupError::ImportRuns`], [`BackupError::Io`], [`BackupError::Store`].
     pub fn import(
         &self,
-        number: Option<u64>,
+        moment: Moment,
         directory: impl AsRef<Path>,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<Export> {
+    ) -> Result<State> {
         let directory = place_for(directory.as_ref())?;
         let unfinished = unfinished(&directory);
         let _lock = claim(&unfinished, &directory)?;
         let (path, target) = (unfinished.clone(), directory);
-        let imported = self.work_on(number, progress, move |pairs, export| {
+        let imported = self.work_on(moment, progress, move |pairs, state| {
             let mut pairs = Source { pairs, failed: None };
-            let built = Store::build(&path, export.commit, export.next_map, &mut pairs);
+            let built = Store::build(&path, state.commit, state.next_map, &mut pairs);
             if let Some(failed) = pairs.failed {
                 return Err(failed);
             }
@@ -63,26 +62,26 @@ impl Backup {
         imported
     }
 
-    /// Reads an export in a thread of its own, and calls `progress` in this one.
+    /// Reads the state of a moment in a thread of its own, and calls `progress` in this one.
     fn work_on(
         &self,
-        number: Option<u64>,
+        moment: Moment,
         progress: &mut dyn FnMut(Progress),
-        work: impl FnOnce(Pairs, &Export) -> Result<()> + Send + 'static,
-    ) -> Result<Export> {
+        work: impl FnOnce(Pairs, &State) -> Result<()> + Send + 'static,
+    ) -> Result<State> {
         self.runtime().block_on(async {
-            let chain = self.chain(number).await?;
+            let chain = self.chain(moment).await?;
             let (sender, mut told) = mpsc::unbounded_channel();
-            let pairs = Pairs::of(self, &chain, sender);
-            let export = chain.last().expect("a chain has an export").clone();
-            let of_work = export.clone();
+            let state = chain.state.clone();
+            let pairs = Pairs::of(self, chain, sender);
+            let of_work = state.clone();
             let worker = tokio::task::spawn_blocking(move || work(pairs, &of_work));
             // The sender ends with the work.
             while let Some(now) = told.recv().await {
                 progress(now);
             }
             worker.await.expect("reading a backup does not panic")?;
-            Ok(export)
+            Ok(state)
         })
     }
 }

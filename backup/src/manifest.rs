@@ -4,13 +4,17 @@
 //! backup.json               which backup this is
 //! exports/NUMBER.json       an export: its packs, and what they come to; written last, and never again
 //! packs/SHA256              a pack, named by the SHA-256 of its bytes
+//! log/NUMBER/NUMBER         what was committed after an export, see `log`
 //! ```
 //! The number of an export has twenty digits, so that names sort like numbers. Only one exporter can create a number: that is what
 //! tells two exporters of one backup apart.
 
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
+
+use crate::digest::Digest;
+use crate::error::{BackupError, Result};
+use crate::pack::sha256;
 
 /// The format that this version writes.
 pub(crate) const FORMAT: u32 = 1;
@@ -86,8 +90,21 @@ impl Export {
             check: String::new(),
             ..self.clone()
         };
-        let text = serde_json::to_vec(&unchecked).expect("an export is plain data");
-        Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+        check_of(&unchecked)
+    }
+
+    /// The export as what another one goes on from.
+    pub(crate) fn as_parent(&self) -> Parent {
+        Parent {
+            number: self.number,
+            id: self.id.clone(),
+        }
+    }
+
+    /// The digest, as a number.
+    pub(crate) fn known_digest(&self) -> Result<Digest> {
+        Digest::of_text(&self.digest)
+            .ok_or_else(|| BackupError::damaged(format!("export {} has no digest", self.number)))
     }
 
     /// Bytes of its packs.
@@ -99,6 +116,11 @@ impl Export {
     pub fn is_full(&self) -> bool {
         self.parent.is_none()
     }
+}
+
+/// The SHA-256 of something as JSON without spaces.
+pub(crate) fn check_of(unchecked: &impl Serialize) -> String {
+    sha256(&serde_json::to_vec(unchecked).expect("it is plain data"))
 }
 
 /// Where an export stands.

@@ -74,6 +74,10 @@ impl Body {
     pub(crate) fn records_bytes(&self) -> &[u8] {
         &self.bytes[HEADER_BYTES..]
     }
+
+    pub(crate) fn into_records(self) -> Bytes {
+        Bytes::from(self.bytes).slice(HEADER_BYTES..)
+    }
 }
 
 /// Writes records, and hands out bodies that are long enough.

@@ -1,15 +1,15 @@
 //! Removing old exports.
 //!
-//! In two phases: first the manifests that the policy does not keep and that no kept export needs, the newest of them first. So no
-//! chain is ever without its beginning, wherever this is interrupted. Then the packs that no manifest names. A pack that is young
+//! In three phases: first the manifests that the policy does not keep and that no kept export needs, the newest of them first. So no
+//! chain is ever without its beginning, wherever this is interrupted. Then the logs of exports that are gone. Then the packs that no manifest names. A pack that is young
 //! stays: an export that is under way may have just sent it.
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
-use tokio_stream::StreamExt;
 
 use crate::error::{BackupError, Result};
 use crate::manifest::{Export, export_path, pack_name};
@@ -58,7 +58,9 @@ pub struct Pruned {
     pub exports: Vec<u64>,
     /// Packs that are gone.
     pub packs: u64,
-    /// Bytes of these packs.
+    /// Segments of logs that are gone: a log goes with its export.
+    pub segments: u64,
+    /// Bytes of these packs and segments.
     pub bytes: u64,
     /// Exports that are left.
     pub kept: u64,
@@ -71,7 +73,7 @@ struct OldPack {
 }
 
 impl Backup {
-    /// Removes the exports that a policy does not keep, and the packs that no export needs then.
+    /// Removes the exports that a policy does not keep, with their logs, and the packs that no export needs then.
     ///
     /// # Errors
     /// [`BackupError::NoExports`], [`BackupError::Object`], [`BackupError::Damaged`] and [`BackupError::NewerFormat`]: when a
@@ -89,6 +91,8 @@ impl Backup {
         let old_packs = self
             .packs_before(now.checked_sub(policy.grace).unwrap_or(UNIX_EPOCH))
             .await?;
+        // Before the manifests as well: each of them had its export, unless that is gone.
+        let segments = self.segments(None).await?;
         let exports = self.exports().await?;
         let kept = kept(&exports, policy, now);
         let mut pruned = Pruned {
@@ -102,6 +106,13 @@ impl Backup {
         }
         // Exports that came meanwhile count as well.
         let exports = self.exports().await?;
+        let left: HashSet<u64> = exports.iter().map(|export| export.number).collect();
+        for (_, _, object) in segments.iter().filter(|(export, ..)| !left.contains(export)) {
+            self.delete(&object.location).await?;
+            pruned.segments += 1;
+            pruned.bytes += object.size;
+            progress(&pruned);
+        }
         let named: HashSet<&str> = exports
             .iter()
             .flat_map(|export| &export.packs)
@@ -186,6 +197,7 @@ mod tests {
     use object_store::memory::InMemory;
 
     use super::*;
+    use crate::chain::Moment;
     use crate::export::ExportOptions;
     use crate::manifest::Parent;
 
@@ -237,7 +249,7 @@ mod tests {
             };
             let interrupted = prune(&backup, stop);
             for export in backup.list().unwrap() {
-                backup.verify(Some(export.number), &mut |_| ()).unwrap();
+                backup.verify(Moment::Export(export.number), &mut |_| ()).unwrap();
             }
             let is_over = interrupted.is_ok();
             let pruned = interrupted
@@ -251,7 +263,7 @@ mod tests {
             // What is left goes on.
             map.put("key", "more").unwrap();
             backup.export(&store, &ExportOptions::new(), &mut |_| ()).unwrap();
-            backup.verify(None, &mut |_| ()).unwrap();
+            backup.verify(Moment::Newest, &mut |_| ()).unwrap();
             if is_over {
                 assert_eq!((pruned.exports, pruned.packs), (vec![6, 5, 4, 3, 2, 1], 6));
                 break;

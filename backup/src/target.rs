@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio::runtime::Runtime;
-use tokio_stream::StreamExt;
 use url::Url;
 
 use crate::error::{BackupError, Result};
@@ -16,6 +16,8 @@ use crate::rate::Rate;
 
 /// Threads for transfers.
 const THREADS: usize = 2;
+/// How many manifests are read at a time.
+const MANIFESTS_AT_A_TIME: usize = 16;
 const IDENTITY: &str = "backup.json";
 /// How long a pack may take on a slow line. The default of `object_store` is half a minute.
 const TIMEOUT: &str = "10m";
@@ -219,12 +221,12 @@ impl Backup {
     }
 
     /// Creates an object. `false`: there is one already.
-    pub(crate) async fn create(&self, path: &Path, bytes: Vec<u8>) -> Result<bool> {
+    pub(crate) async fn create(&self, path: &Path, bytes: impl Into<PutPayload>) -> Result<bool> {
         let options = PutOptions {
             mode: PutMode::Create,
             ..PutOptions::default()
         };
-        match self.objects.put_opts(path, PutPayload::from(bytes), options).await {
+        match self.objects.put_opts(path, bytes.into(), options).await {
             Ok(_) => Ok(true),
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => Ok(false),
             Err(object_store::Error::NotImplemented { .. }) => Err(BackupError::NoConditionalPut {
@@ -241,11 +243,9 @@ impl Backup {
 
     /// All exports, oldest first.
     pub(crate) async fn exports(&self) -> Result<Vec<Export>> {
-        let mut exports = Vec::new();
-        for number in self.numbers().await? {
-            exports.push(self.manifest(number).await?);
-        }
-        Ok(exports)
+        let numbers = stream::iter(self.numbers().await?);
+        let manifests = numbers.map(|number| self.manifest(number));
+        manifests.buffered(MANIFESTS_AT_A_TIME).try_collect().await
     }
 
     /// The numbers of all exports, ascending.
@@ -335,7 +335,7 @@ impl Drop for Backup {
     }
 }
 
-fn newer(what: &str, found: u32) -> Result<()> {
+pub(crate) fn newer(what: &str, found: u32) -> Result<()> {
     if found <= FORMAT {
         return Ok(());
     }

@@ -12,21 +12,23 @@ use duramen::tree::Trees;
 use duramen_backup::object_store::memory::InMemory;
 use duramen_backup::object_store::path::Path;
 use duramen_backup::object_store::{ObjectStore, ObjectStoreExt, PutPayload};
-use duramen_backup::{Backup, BackupError, Compression, Export, ExportOptions};
+use duramen_backup::{Backup, BackupError, Compression, Export, ExportOptions, Moment};
 
 fn export(backup: &Backup, store: &Store) -> Result<Export, BackupError> {
     backup.export(store, &ExportOptions::new(), &mut |_| ())
 }
 
 fn verify(backup: &Backup, number: Option<u64>) -> Result<Export, BackupError> {
-    backup.verify(number, &mut |_| ())
+    let moment = number.map_or(Moment::Newest, Moment::Export);
+    backup.verify(moment, &mut |_| ()).map(|state| state.export)
 }
 
 /// What the store has that an export becomes.
 fn imported(backup: &Backup, number: Option<u64>) -> Content {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
-    backup.import(number, &path, &mut |_| ()).unwrap();
+    let moment = number.map_or(Moment::Newest, Moment::Export);
+    backup.import(moment, &path, &mut |_| ()).unwrap();
     let store = Store::open(&path).unwrap();
     assert_eq!(store.check(&mut |_| ()).unwrap().problems, [""; 0]);
     assert!(store.checkpoints().list().unwrap().is_empty());
@@ -101,7 +103,7 @@ fn topics_trees_and_numbers_are_in_it_and_the_store_goes_on() {
     let newest = export(&backup, &store).unwrap();
     assert!(!newest.is_full());
     let copy = directory.path().join("copy");
-    backup.import(None, &copy, &mut |_| ()).unwrap();
+    backup.import(Moment::Newest, &copy, &mut |_| ()).unwrap();
     let copy = Store::open(&copy).unwrap();
     assert!(copy.id() != store.id());
     assert_eq!(copy.snapshot().unwrap().commit(), newest.commit);
@@ -309,7 +311,7 @@ fn damage_of_any_object_is_found() {
             let error = verify(&backup, None).unwrap_err();
             assert!(matches!(error, BackupError::Damaged { .. }), "{error}");
             let store = target.path().join("store");
-            let error = backup.import(None, &store, &mut |_| ()).unwrap_err();
+            let error = backup.import(Moment::Newest, &store, &mut |_| ()).unwrap_err();
             assert!(matches!(error, BackupError::Damaged { .. }), "{error}");
             assert!(
                 std::fs::read_dir(target.path()).unwrap().next().is_none(),
@@ -364,7 +366,7 @@ fn wrong_places_and_calls_get_clear_errors() {
     for error in [
         verify(&backup, None).unwrap_err(),
         backup
-            .import(None, directory.path().join("copy"), &mut |_| ())
+            .import(Moment::Newest, directory.path().join("copy"), &mut |_| ())
             .unwrap_err(),
     ] {
         assert!(matches!(error, BackupError::NoExports { .. }), "{error}");
@@ -377,7 +379,7 @@ fn wrong_places_and_calls_get_clear_errors() {
     std::fs::create_dir(&occupied).unwrap();
     std::fs::write(occupied.join("file"), "text").unwrap();
     for occupied in [occupied.clone(), occupied.join("file")] {
-        let error = backup.import(None, &occupied, &mut |_| ()).unwrap_err();
+        let error = backup.import(Moment::Newest, &occupied, &mut |_| ()).unwrap_err();
         assert!(matches!(error, BackupError::Occupied { .. }), "{error}");
     }
     let other = Backup::open(occupied.to_str().unwrap()).unwrap();
@@ -398,7 +400,7 @@ fn wrong_places_and_calls_get_clear_errors() {
     std::fs::create_dir(&empty).unwrap();
     std::fs::create_dir(directory.path().join("empty.importing")).unwrap();
     std::fs::write(directory.path().join("empty.importing").join("data"), "half").unwrap();
-    backup.import(Some(1), &empty, &mut |_| ()).unwrap();
+    backup.import(Moment::Export(1), &empty, &mut |_| ()).unwrap();
     assert_eq!(
         Store::open(&empty)
             .unwrap()

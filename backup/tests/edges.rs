@@ -11,7 +11,7 @@ use duramen::Store;
 use duramen_backup::object_store::memory::InMemory;
 use duramen_backup::object_store::path::Path;
 use duramen_backup::object_store::{ObjectStore, ObjectStoreExt, PutPayload};
-use duramen_backup::{Backup, BackupError, Export, ExportOptions, Policy};
+use duramen_backup::{Backup, BackupError, Export, ExportOptions, Moment, Policy};
 
 fn export(backup: &Backup, store: &Store) -> Result<Export, BackupError> {
     backup.export(store, &ExportOptions::new(), &mut |_| ())
@@ -53,7 +53,7 @@ fn two_imports_into_one_directory_do_not_mix() {
     let once = directory.path().join("once");
     let import = |objects: &Arc<Faulty>, target: &std::path::Path| {
         let backup = Backup::over(objects.clone(), "memory").unwrap();
-        backup.import(None, target, &mut |_| ())
+        backup.import(Moment::Newest, target, &mut |_| ())
     };
     import(&counted, &once).unwrap();
     // It waits for its last pack, with the first one in its store.
@@ -96,7 +96,7 @@ fn a_store_can_be_imported_into_a_directory_by_any_name() {
     let mut missing = directory.path().join("missing").into_os_string();
     missing.push("/");
     for target in [PathBuf::from(slash), dot, link, PathBuf::from(missing)] {
-        let imported = backup.import(None, &target, &mut |_| ());
+        let imported = backup.import(Moment::Newest, &target, &mut |_| ());
         assert!(imported.is_ok(), "{}: {}", target.display(), imported.unwrap_err());
         let copy = Store::open(&target).unwrap();
         assert!(content(&copy) == content(&store));
@@ -117,7 +117,7 @@ fn a_damaged_manifest_stops_no_later_export() {
     put(&objects, &manifest(2), "");
     let again = export(&backup, &store).unwrap();
     assert_eq!((again.number, again.is_full()), (3, true));
-    backup.verify(None, &mut |_| ()).unwrap();
+    backup.verify(Moment::Newest, &mut |_| ()).unwrap();
     let next = export(&backup, &store).unwrap();
     assert_eq!(next.parent.as_ref().map(|parent| parent.number), Some(3));
     // Nor does it stop a full one.
@@ -150,7 +150,7 @@ fn damage_of_each_number_in_a_manifest_is_found() {
         let other = good.replace(&format!("\"{name}\": {is}"), &format!("\"{name}\": 1"));
         assert_ne!(other, good);
         put(&objects, &manifest(1), other);
-        let found = backup.verify(None, &mut |_| ());
+        let found = backup.verify(Moment::Newest, &mut |_| ());
         assert!(matches!(found, Err(BackupError::Damaged { .. })), "{name}: {found:?}");
     }
 }
@@ -174,7 +174,7 @@ fn impossible_numbers_in_a_manifest_are_damage() {
     let sha = good.split("\"sha256\": \"").nth(1).unwrap()[..64].to_string();
     for other in ["../backup.json", "/", ""] {
         put(&objects, &manifest(1), good.replace(&sha, other));
-        let error = backup.verify(Some(1), &mut |_| ()).unwrap_err();
+        let error = backup.verify(Moment::Export(1), &mut |_| ()).unwrap_err();
         assert!(matches!(error, BackupError::Damaged { .. }), "{other}: {error}");
     }
     put(
@@ -211,7 +211,7 @@ fn an_export_has_the_present_also_after_one_that_was_interrupted() {
     let backup = Backup::over(objects, "memory").unwrap();
     export(&backup, &store).unwrap();
     let copy = directory.path().join("copy");
-    backup.import(None, &copy, &mut |_| ()).unwrap();
+    backup.import(Moment::Newest, &copy, &mut |_| ()).unwrap();
     assert!(content(&Store::open(&copy).unwrap()) == content(&store));
 }
 
@@ -285,9 +285,9 @@ fn long_values_that_were_replaced_are_passed_over() {
         export(&backup, &store).unwrap();
     }
     for number in [5, 12] {
-        backup.verify(Some(number), &mut |_| ()).unwrap();
+        backup.verify(Moment::Export(number), &mut |_| ()).unwrap();
     }
     let copy = directory.path().join("copy");
-    backup.import(None, &copy, &mut |_| ()).unwrap();
+    backup.import(Moment::Newest, &copy, &mut |_| ()).unwrap();
     assert!(content(&Store::open(&copy).unwrap()) == content(&store));
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::*;
 use duramen::Store;
-use duramen_backup::{Backup, BackupError, ExportOptions, Policy};
+use duramen_backup::{Backup, BackupError, ExportOptions, Moment, Policy};
 
 const MOTO: &str = "moto[server]==5.1.18";
 const BUCKET: &str = "backups";
@@ -136,9 +136,11 @@ fn a_bucket_holds_backups_as_a_directory_does() {
     let exports = backup.list().unwrap();
     assert_eq!(exports.len(), 4);
     for (export, state) in exports.iter().zip(&states) {
-        backup.verify(Some(export.number), &mut |_| ()).unwrap();
+        backup.verify(Moment::Export(export.number), &mut |_| ()).unwrap();
         let target = directory.path().join(format!("copy {}", export.number));
-        backup.import(Some(export.number), &target, &mut |_| ()).unwrap();
+        backup
+            .import(Moment::Export(export.number), &target, &mut |_| ())
+            .unwrap();
         assert!(content(&Store::open(&target).unwrap()) == *state);
     }
     // Both exporters create export 5 there, and one of them is told.
@@ -160,5 +162,5 @@ fn a_bucket_holds_backups_as_a_directory_does() {
     );
     let pruned = backup.prune(Policy::keep_last(1), &mut |_| ()).unwrap();
     assert_eq!((pruned.exports, pruned.kept), (vec![4, 3, 2, 1], 1));
-    backup.verify(None, &mut |_| ()).unwrap();
+    backup.verify(Moment::Newest, &mut |_| ()).unwrap();
 }

@@ -218,6 +218,10 @@ impl Peer for Opened {
         Ok(())
     }
 
+    fn checkpoint(&self, directory: &Path) -> Result<()> {
+        Ok(self.store.copy(directory, &mut |_| {})?)
+    }
+
     fn back_up(&self, place: &Path) -> Result<u64> {
         let options = ExportOptions::new().compression(Compression::None);
         let export = backup(place)?.export(&self.store, &options, &mut |_| ())?;
@@ -236,7 +240,7 @@ impl Peer for Opened {
     }
 
     fn bring_back(&self, place: &Path, directory: &Path) -> Result<()> {
-        backup(place)?.import(None, directory, &mut |_| ())?;
+        backup(place)?.import(duramen_backup::Moment::Newest, directory, &mut |_| ())?;
         Ok(())
     }
 

@@ -1,10 +1,14 @@
 //! `duramen export`, `import`, `verify`, `prune`, `exports` and `backup`: copies of a store in directories and object stores.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use clap::Args;
-use duramen_backup::{Backup as Place, BackupError, Compression, Export as Exported, ExportOptions, Policy, Progress};
+use duramen_backup::{
+    Backup as Place, BackupError, Compression, Export as Exported, ExportOptions, Log, LogSize, Moment, Policy,
+    Progress, State,
+};
 use duramen_client::Export as Figures;
 use serde_json::{Value, json};
 
@@ -32,16 +36,16 @@ A place is a directory, or a URL: s3, gs, az and http. Access keys and endpoints
 environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT, AWS_ALLOW_HTTP.";
 
 const IMPORT_EXAMPLES: &str = r"Examples:
-  Make a store of the newest export:
+  Make a store of the newest state:
     $ duramen import backups copy
-  Of the newest export until a time, in seconds since 1970, or of one by its number:
+  Of the state at the end of a second, in seconds since 1970, or of an export by its number:
     $ duramen import backups copy-2 --until $(date +%s)
     $ duramen import backups copy-3 --number 1 --json
 
 The command verifies what it reads. The store is there as a whole or not at all.";
 
 const VERIFY_EXAMPLES: &str = r"Examples:
-  Read the newest export and all that it goes on from, and prove that they are what was exported:
+  Read the newest export, all that it goes on from and its log, and prove that they are good:
     $ duramen verify backups
     $ duramen verify backups --number 1 --json";
 
@@ -50,26 +54,30 @@ const PRUNE_EXAMPLES: &str = r"Examples:
     $ duramen prune backups --keep-last 7 --keep-within 30d
     $ duramen prune backups --keep-last 7 --json
 
-Packs that no export needs go when they are a day old.";
+The log of an export goes with it. Packs that no export needs go when they are a day old.";
 
 const EXPORTS_EXAMPLES: &str = r"Examples:
-  Number, time, commit, pairs, bytes, what it goes on from, and metadata, oldest first:
+  Number, commit, age, pairs, bytes, what it goes on from, its log, and metadata, oldest first:
     $ duramen exports backups
     $ duramen exports backups --json";
 
 const BACKUP_EXAMPLES: &str = r"Examples:
   Export once, and keep the exports of the last week:
     $ duramen backup shop backups --keep-within 7d
-  Export every ten seconds, until the command is stopped:
-    # duramen backup shop s3://bucket/shop --follow --every 10s --keep-within 7d
+  Export every minute and send the log each second, until the command is stopped:
+    # duramen backup shop s3://bucket/shop --follow --every 1m --keep-within 7d
   And the same once, for programs:
     $ duramen backup shop backups --json
 
-With --follow a lost machine loses what was committed since the last export began. Each export has
-what differs from the one before, so its cost grows with the changes. What fails is tried again.";
+With --follow a lost machine loses what was committed in its last seconds: see --ship-every. Each
+export has what differs from the one before, so its cost grows with the changes. The log between two
+exports is sent as it comes. What fails is tried again, with an export first.";
 
 /// After how many exports the next one is full, unless the call says otherwise.
 const FULL_EVERY: u32 = 256;
+
+/// How much log comes between two exports at most, unless the call says otherwise.
+const LOG_BYTES: u64 = 64 << 20;
 
 /// How often a backup that follows removes old exports: that reads the manifests of all.
 const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
@@ -237,7 +245,7 @@ fn export(place: &Place, store: &duramen::Store, options: &ExportOptions, output
     Ok(exported)
 }
 
-/// Make a store of an export
+/// Make a store of a backup
 #[derive(Args, Debug)]
 #[command(after_help = IMPORT_EXAMPLES)]
 pub struct Import {
@@ -245,37 +253,46 @@ pub struct Import {
     place: PlaceArguments,
     /// Directory of the store: missing or empty
     target: PathBuf,
-    /// The number of the export (default: the newest)
+    #[command(flatten)]
+    moment: MomentArguments,
+}
+
+/// Which state of the backup
+#[derive(Args, Debug)]
+struct MomentArguments {
+    /// That of an export, by its number (default: the newest state)
     #[arg(long)]
     number: Option<u64>,
-    /// The newest export that was made at this time or before, in seconds since 1970
+    /// What was committed by the end of this second, counted since 1970
     #[arg(long, value_name = "SECONDS", conflicts_with = "number")]
     until: Option<u64>,
+}
+
+impl MomentArguments {
+    fn moment(&self) -> Moment {
+        let end_of = |second: u64| second.saturating_mul(1_000).saturating_add(999);
+        match (self.number, self.until) {
+            (Some(number), _) => Moment::Export(number),
+            (None, Some(until)) => Moment::Until(end_of(until)),
+            (None, None) => Moment::Newest,
+        }
+    }
 }
 
 impl Import {
     pub fn run(self, output: &mut Output) -> Outcome {
         let place = self.place.existing()?;
-        let number = match self.until {
-            None => self.number,
-            Some(until) => {
-                let until_ms = until.saturating_mul(1_000).saturating_add(999);
-                let exports = place.list()?;
-                let found = exports.iter().rev().find(|export| export.created_ms <= until_ms);
-                let missing = || Failure::new(Exit::NotFound, format!("there is no export of {until} or before"));
-                Some(found.ok_or_else(missing)?.number)
-            }
-        };
         let mut meter = Meter::new("importing", "pairs");
-        let imported = place.import(number, &self.target, &mut |now| meter.update(now.records, now.pairs))?;
+        let mut told = |now: Progress| meter.update(now.records, now.pairs);
+        let imported = place.import(self.moment.moment(), &self.target, &mut told)?;
         drop(meter);
         if output.is_json {
-            output.json(&shown(&figures(&imported)))?;
+            output.json(&shown_state(&imported))?;
         } else {
             say(format_args!(
-                "{} has export {}: commit {}, {} pairs",
+                "{} has {}: commit {}, {} pairs",
                 self.target.display(),
-                imported.number,
+                name_of(&imported),
                 imported.commit,
                 grouped(imported.pairs),
             ));
@@ -284,32 +301,31 @@ impl Import {
     }
 }
 
-/// Prove that an export is what was exported
+/// Prove that a backup has what was exported
 #[derive(Args, Debug)]
 #[command(after_help = VERIFY_EXAMPLES)]
 pub struct Verify {
     #[command(flatten)]
     place: PlaceArguments,
-    /// The number of the export (default: the newest)
-    #[arg(long)]
-    number: Option<u64>,
+    #[command(flatten)]
+    moment: MomentArguments,
 }
 
 impl Verify {
     pub fn run(self, output: &mut Output) -> Outcome {
         let mut meter = Meter::new("verifying", "pairs");
         let mut read = 0;
-        let verified = self.place.existing()?.verify(self.number, &mut |now| {
+        let verified = self.place.existing()?.verify(self.moment.moment(), &mut |now| {
             read = now.bytes;
             meter.update(now.records, now.pairs);
         })?;
         drop(meter);
         if output.is_json {
-            output.json(&shown(&figures(&verified)))?;
+            output.json(&shown_state(&verified))?;
         } else {
             say(format_args!(
-                "export {} is good: {} pairs, {} read",
-                verified.number,
+                "good: {}, {} pairs, {} read",
+                name_of(&verified),
                 grouped(verified.pairs),
                 bytes(read),
             ));
@@ -329,25 +345,32 @@ pub struct Exports {
 impl Exports {
     pub fn run(self, output: &mut Output) -> Outcome {
         let mut rows = Vec::new();
-        for export in self.place.existing()?.list()? {
+        let place = self.place.existing()?;
+        let logs = place.log_sizes()?;
+        for export in place.list()? {
+            let log = logs.get(&export.number).copied().unwrap_or_default();
             if output.is_json {
-                output.json(&shown(&figures(&export)))?;
+                let mut row = shown(&figures(&export));
+                row["segments"] = log.segments.into();
+                row["log_bytes"] = log.bytes.into();
+                output.json(&row)?;
                 continue;
             }
             let made = UNIX_EPOCH + Duration::from_millis(export.created_ms);
             let age = made.elapsed().unwrap_or_default();
             rows.push(format!(
-                "{}\tcommit {}\t{} s ago\t{} pairs\t{}\t{}\t{}\n",
+                "{}\tcommit {}\t{} s ago\t{} pairs\t{}\t{}\t{}\t{}\n",
                 export.number,
                 export.commit,
                 grouped(age.as_secs()),
                 grouped(export.pairs),
                 bytes(export.bytes()),
                 of_what(&figures(&export)),
+                log_text(log),
                 export.metadata.escape_debug(),
             ));
         }
-        std::io::Write::write_all(output, rows.concat().as_bytes())?;
+        output.write_all(rows.concat().as_bytes())?;
         Ok(Exit::Done)
     }
 }
@@ -379,8 +402,8 @@ fn prune(place: &Place, policy: Policy, output: &mut Output) -> Outcome<()> {
     drop(meter);
     if output.is_json {
         output.json(&json!({
-            "removed_exports": pruned.exports, "removed_packs": pruned.packs, "removed_bytes": pruned.bytes,
-            "kept": pruned.kept,
+            "removed_exports": pruned.exports, "removed_packs": pruned.packs, "removed_segments": pruned.segments,
+            "removed_bytes": pruned.bytes, "kept": pruned.kept,
         }))?;
     } else if !pruned.exports.is_empty() || pruned.packs > 0 {
         say(format_args!(
@@ -409,9 +432,18 @@ pub struct Backup {
     /// Go on until the command is stopped
     #[arg(long)]
     follow: bool,
-    /// Time between the beginnings of two exports, as in 10s or 5m
-    #[arg(long, value_name = "TIME", value_parser = validity, default_value = "10s", requires = "follow")]
+    /// Time between the beginnings of two exports, as in 30s or 5m
+    #[arg(long, value_name = "TIME", value_parser = validity, default_value = "1m", requires = "follow")]
     every: Duration,
+    /// Time between two segments of the log: a lost machine loses about so much
+    #[arg(long, value_name = "TIME", value_parser = validity, default_value = "1s", requires = "follow")]
+    ship_every: Duration,
+    /// Export at once when the log since the last export has so many bytes
+    #[arg(long, value_name = "BYTES", default_value_t = LOG_BYTES, requires = "follow")]
+    log_bytes: u64,
+    /// Export only, and send no log
+    #[arg(long, requires = "follow")]
+    no_log: bool,
 }
 
 /// Whether nothing was committed after a commit but checkpoints, which change nothing. Two followers of one store would never rest,
@@ -436,39 +468,116 @@ impl Backup {
     pub fn run(self, output: &mut Output) -> Outcome {
         let store = self.store.open_to_write()?;
         let place = self.place.transfer.open_for(&self.place.place, &self.store)?;
-        let (options, policy) = (self.how.options(), self.policy.policy());
-        let mut shown = None;
-        let mut pruned: Option<Instant> = None;
+        if !self.follow {
+            export(&place, &store, &self.how.options(), output)?;
+            if let Some(policy) = self.policy.policy() {
+                prune(&place, policy, output)?;
+            }
+            store.close()?;
+            return Ok(Exit::Done);
+        }
+        let mut following = Following {
+            store: &store,
+            place: &place,
+            how: &self,
+            shown: None,
+            log: None,
+            pruned: None,
+        };
         loop {
-            let begun = Instant::now();
-            // An export of nothing new would be one more to read.
-            let is_shown = shown.map_or(Ok(false), |commit| only_checkpoints_since(&store, commit));
-            let done = match is_shown? {
-                true => Ok(()),
-                false => export(&place, &store, &options, output).and_then(|exported| {
-                    shown = Some(exported.commit);
-                    let is_due = pruned.is_none_or(|pruned| pruned.elapsed() >= PRUNE_EVERY);
-                    let Some(policy) = policy.filter(|_| is_due) else {
-                        return Ok(());
-                    };
-                    prune(&place, policy, output)?;
-                    pruned = Some(Instant::now());
-                    Ok(())
-                }),
+            let next = Instant::now() + self.every;
+            if let Err(failure) = following.export(output) {
+                report(failure)?;
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            } else if let Err(failure) = following.ship_until(next, output) {
+                report(failure)?;
+                std::thread::sleep(self.ship_every.min(self.every));
+            }
+        }
+    }
+}
+
+/// Tells of a failure that may be over later, such as a place that cannot be reached, and returns any other.
+fn report(failure: Failure) -> Outcome<()> {
+    if failure.is_broken_pipe || failure.exit == Exit::Reopen {
+        return Err(failure);
+    }
+    eprintln!("{}", failure.message);
+    Ok(())
+}
+
+/// A backup that follows a store.
+struct Following<'a> {
+    store: &'a duramen::Store,
+    place: &'a Place,
+    how: &'a Backup,
+    /// The commit that the newest export shows.
+    shown: Option<u64>,
+    log: Option<Log<'a>>,
+    pruned: Option<Instant>,
+}
+
+impl Following<'_> {
+    /// Exports what is new, and removes old exports if that is due.
+    fn export(&mut self, output: &mut Output) -> Outcome<()> {
+        // An export of nothing new would be one more to read.
+        let is_shown = self
+            .shown
+            .map_or(Ok(false), |commit| only_checkpoints_since(self.store, commit));
+        if is_shown? {
+            return Ok(());
+        }
+        self.log = None;
+        let options = self.how.how.options();
+        let exported = match self.how.no_log {
+            true => export(self.place, self.store, &options, output)?,
+            false => {
+                let mut meter = Meter::new("exporting", "changes");
+                let mut told = |now: Progress| meter.update(now.records, 0);
+                let (exported, log) = self.place.follow(self.store, &options, &mut told)?;
+                drop(meter);
+                self.log = Some(log);
+                tell(&figures(&exported), output)?;
+                exported
+            }
+        };
+        self.shown = Some(exported.commit);
+        let is_due = self.pruned.is_none_or(|pruned| pruned.elapsed() >= PRUNE_EVERY);
+        if let Some(policy) = self.how.policy.policy().filter(|_| is_due) {
+            prune(self.place, policy, output).or_else(report)?;
+            self.pruned = Some(Instant::now());
+        }
+        Ok(output.flush()?)
+    }
+
+    /// Sends the log until the next export is due. An error ends the log, and an export comes next.
+    fn ship_until(&mut self, next: Instant, output: &mut Output) -> Outcome<()> {
+        loop {
+            let left = next.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            let Some(log) = &mut self.log else {
+                std::thread::sleep(left);
+                return Ok(());
             };
-            match done {
-                Ok(()) => {}
-                Err(failure) if !self.follow || failure.is_broken_pipe || failure.exit == Exit::Reopen => {
-                    return Err(failure);
+            if log.bytes() >= self.how.log_bytes {
+                return Ok(());
+            }
+            match log.ship(self.how.ship_every) {
+                Ok(Some(segment)) if output.is_json => {
+                    output.json(&json!({
+                        "number": segment.export.number, "segment": segment.number, "commit": segment.commit,
+                        "committed_ms": segment.committed_ms, "pairs": segment.pairs, "bytes": segment.bytes(),
+                    }))?;
+                    output.flush()?;
                 }
-                // The place may be there again later.
-                Err(failure) => eprintln!("{}", failure.message),
+                Ok(_) => {}
+                Err(error) => {
+                    (self.log, self.shown) = (None, None);
+                    return Err(error.into());
+                }
             }
-            if !self.follow {
-                store.close()?;
-                return Ok(Exit::Done);
-            }
-            std::thread::sleep(self.every.saturating_sub(begun.elapsed()));
         }
     }
 }
@@ -523,17 +632,42 @@ fn shown(export: &Figures) -> Value {
     })
 }
 
+fn shown_state(state: &State) -> Value {
+    let mut shown = shown(&figures(&state.export));
+    shown["commit"] = state.commit.into();
+    shown["committed_ms"] = state.committed_ms.into();
+    shown["pairs"] = state.pairs.into();
+    shown["segments"] = state.segments.into();
+    shown
+}
+
+fn name_of(state: &State) -> String {
+    let number = state.export.number;
+    match state.segments {
+        0 => format!("export {number}"),
+        segments => format!("export {number} and {} of its log", counted(segments, "segment")),
+    }
+}
+
+fn log_text(log: LogSize) -> String {
+    match log.segments {
+        0 => "no log".into(),
+        segments => format!("{} of log in {}", bytes(log.bytes), counted(segments, "segment")),
+    }
+}
+
 impl From<BackupError> for Failure {
     fn from(error: BackupError) -> Failure {
         match error {
             BackupError::Store(error) => error.into(),
             BackupError::Damaged { .. } | BackupError::MissingLink { .. } => Failure::damaged(error.to_string()),
-            BackupError::UnknownExport { .. } | BackupError::NoExports { .. } => {
+            BackupError::UnknownExport { .. } | BackupError::NoExports { .. } | BackupError::NoneUntil { .. } => {
                 Failure::new(Exit::NotFound, error.to_string())
             }
-            BackupError::Object { .. } | BackupError::TakenMeanwhile { .. } => {
-                Failure::new(Exit::TryAgain, error.to_string())
-            }
+            BackupError::Object { .. }
+            | BackupError::TakenMeanwhile { .. }
+            | BackupError::LongCommit { .. }
+            | BackupError::LogEnded => Failure::new(Exit::TryAgain, error.to_string()),
             BackupError::Io { ref error, ref doing } => Failure::of_io(doing, error),
             _ => Failure::wrong_call(error.to_string()),
         }

@@ -12,7 +12,13 @@ use crate::statistics::{Spread, ratios, spread};
 use crate::text::count_text;
 
 /// Peers that are not stores. They show the cost of something, and no peer leads or loses against them.
-pub const NO_STORES: [&str; 4] = ["btreemap", "null", "tonic-floor", "tonic-floor-apart"];
+pub const NO_STORES: [&str; 5] = [
+    "btreemap",
+    "null",
+    "tonic-floor",
+    "tonic-floor-apart",
+    "tonic-floor-spinning",
+];
 
 /// One phase of one workload in one class.
 pub struct Row<'a> {

@@ -113,6 +113,9 @@ enum Command {
         /// Speaks etcd's protocol, and acknowledges in this class.
         #[arg(long)]
         etcd: Option<Class>,
+        /// Goes on looking for bytes instead of sleeping.
+        #[arg(long)]
+        spin: bool,
     },
     /// One of several processes that share a store.
     #[command(hide = true)]
@@ -246,8 +249,8 @@ pub fn run() -> Result<ExitCode> {
             server.serve(std::io::stdin().lock(), std::io::stdout().lock())?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::GrpcServer { directory, etcd } => {
-            crate::servers::grpc::serve(directory.as_deref(), etcd)?;
+        Command::GrpcServer { directory, etcd, spin } => {
+            crate::servers::grpc::serve(directory.as_deref(), etcd, spin)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Member {

@@ -454,6 +454,14 @@ fn checkpoints_are_kept_listed_and_dropped() {
     assert_eq!(scratch.run(&["checkpoint", "drop", "shop", "monday"]).code, 1);
     scratch.done(&["checkpoint", "drop", "shop", "tuesday"]);
     assert_eq!(scratch.done(&["checkpoint", "list", "shop"]).text(), "");
+    for name in ["of one 1", "of one 2", "of two 1"] {
+        scratch.done(&["checkpoint", "create", "shop", name]);
+    }
+    let dropped = scratch.done(&["checkpoint", "drop", "shop", "--prefix", "of one ", "--json"]);
+    assert_eq!(dropped.json()[0]["dropped"], 2);
+    let dropped = scratch.done(&["checkpoint", "drop", "shop", "--prefix", "of one ", "--json"]);
+    assert_eq!(dropped.json()[0]["dropped"], 0);
+    scratch.done(&["checkpoint", "drop", "shop", "of two 1"]);
 }
 
 #[test]

@@ -15,6 +15,7 @@ use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
 use crate::security::{Address, Identity, Peer, name_of};
+use crate::spinning::Spinner;
 
 /// Counts a connection as long as it lives.
 pub(crate) type Permit = tokio::sync::OwnedSemaphorePermit;
@@ -23,6 +24,7 @@ pub(crate) type Permit = tokio::sync::OwnedSemaphorePermit;
 pub(crate) struct Connection {
     stream: Stream,
     peer: Peer,
+    spinner: Arc<Spinner>,
     _permit: Permit,
 }
 
@@ -44,7 +46,7 @@ pub(crate) enum Accepted {
 
 impl Accepted {
     /// Gives the connection to the runtime of the calling thread, and takes part in its handshake.
-    async fn register(self) -> io::Result<Connection> {
+    async fn register(self, spinner: Arc<Spinner>) -> io::Result<Connection> {
         let of_tcp = |stream: &std::net::TcpStream| stream.peer_addr().map_or(Address::Unknown, Address::Tcp);
         let (stream, peer, permit) = match self {
             Accepted::Tcp(stream, permit) => {
@@ -68,6 +70,7 @@ impl Accepted {
         Ok(Connection {
             stream,
             peer,
+            spinner,
             _permit: permit,
         })
     }
@@ -84,11 +87,15 @@ fn identity_of(stream: &TlsStream<TcpStream>) -> Identity {
 
 /// Registers connections as they come. Each has a task of its own, so a slow handshake holds up no other connection. A
 /// connection whose handshake fails is closed.
-pub(crate) async fn register_all(mut accepted: mpsc::Receiver<Accepted>, ready: mpsc::Sender<io::Result<Connection>>) {
+pub(crate) async fn register_all(
+    mut accepted: mpsc::Receiver<Accepted>,
+    ready: mpsc::Sender<io::Result<Connection>>,
+    spinner: Arc<Spinner>,
+) {
     while let Some(accepted) = accepted.recv().await {
-        let ready = ready.clone();
+        let (ready, spinner) = (ready.clone(), spinner.clone());
         tokio::spawn(async move {
-            if let Ok(connection) = accepted.register().await {
+            if let Ok(connection) = accepted.register(spinner).await {
                 let _ = ready.send(Ok(connection)).await;
             }
         });
@@ -105,11 +112,16 @@ impl Connected for Connection {
 
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().stream {
+        let (this, before) = (self.get_mut(), buffer.filled().len());
+        let polled = match &mut this.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
             Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
             Stream::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+        };
+        if buffer.filled().len() > before {
+            this.spinner.received();
         }
+        polled
     }
 }
 

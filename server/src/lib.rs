@@ -40,6 +40,7 @@ mod services;
 mod session;
 mod signals;
 mod sockets;
+mod spinning;
 mod state;
 mod tokens;
 

@@ -52,6 +52,7 @@ use crate::services::{
 };
 use crate::session::end_expired;
 use crate::sockets::Sockets;
+use crate::spinning::Spinner;
 use crate::state::{Inner, State};
 
 /// The largest request and response, in bytes.
@@ -198,6 +199,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
     let mut calls = Vec::new();
     let mut threads = Vec::new();
     let mut serving = Vec::new();
+    let spin = config.spin;
     for number in 0..config.threads.max(1) {
         calls.push(Arc::new(Calls::new(&methods, &call_log)));
         let measure = MeasureLayer(calls[number].clone());
@@ -209,7 +211,7 @@ pub fn start(config: &Config) -> Result<Running, ServeError> {
         let runtime = runtime()?;
         let thread = thread::Builder::new()
             .name(format!("serve-{number}"))
-            .spawn(move || serve_connections(&runtime, state, services, measure, receiver, closing))
+            .spawn(move || serve_connections(&runtime, state, services, measure, (receiver, spin), closing))
             .map_err(ServeError::Thread)?;
         threads.push(thread);
     }
@@ -518,7 +520,7 @@ fn serve_connections(
     state: State,
     services: Routes,
     measure: MeasureLayer,
-    connections: mpsc::Receiver<Accepted>,
+    (connections, spin): (mpsc::Receiver<Accepted>, Duration),
     mut closing: watch::Receiver<bool>,
 ) {
     let (ready, incoming) = mpsc::channel(1);
@@ -539,7 +541,9 @@ fn serve_connections(
     };
     // What a connection does wrong ends it alone.
     let _ = runtime.block_on(async {
-        tokio::spawn(register_all(connections, ready));
+        let spinner = Arc::new(Spinner::new(spin));
+        tokio::spawn(register_all(connections, ready, spinner.clone()));
+        tokio::spawn(async move { spinner.run().await });
         server.serve_with_incoming_shutdown(incoming, ended).await
     });
 }

@@ -60,7 +60,9 @@ of appends go on above the highest so far. All checkpoints stay.";
 const DROP_EXAMPLES: &str = r"Examples:
   Drop one, or all but the newest three:
     $ duramen checkpoint drop shop old
-    $ duramen checkpoint drop shop --keep-last 3";
+    $ duramen checkpoint drop shop --keep-last 3
+  Drop those of backups whose places are gone:
+    $ duramen checkpoint drop shop --prefix 'backup '";
 
 /// Keep states of a store by name, put the store back to one, list and drop them
 #[derive(Args, Debug)]
@@ -126,11 +128,14 @@ enum Action {
         #[command(flatten)]
         place: PlaceArguments,
         /// Its name
-        #[arg(required_unless_present = "keep_last", conflicts_with = "keep_last")]
+        #[arg(required_unless_present_any = ["keep_last", "prefix"], conflicts_with_all = ["keep_last", "prefix"])]
         name: Option<String>,
         /// Drop all but the newest of this number
         #[arg(long, value_name = "COUNT")]
         keep_last: Option<usize>,
+        /// Drop all whose names begin with this text
+        #[arg(long, value_name = "TEXT", conflicts_with = "keep_last")]
+        prefix: Option<String>,
     },
 }
 
@@ -178,10 +183,17 @@ impl Checkpoint {
                 }
             }
             Action::Restore { place, name } => restore(&place, &name, output)?,
-            Action::Drop { place, name, keep_last } => {
-                let dropped = match &name {
-                    Some(name) => drop_named(&patient(&place)?, name)?,
-                    None => keep_last_on(&patient(&place)?, keep_last.unwrap_or(0))?,
+            Action::Drop {
+                place,
+                name,
+                keep_last,
+                prefix,
+            } => {
+                let place = patient(&place)?;
+                let dropped = match (&name, &prefix) {
+                    (Some(name), _) => drop_named(&place, name)?,
+                    (None, Some(prefix)) => drop_all(&place, prefix)?,
+                    (None, None) => keep_last_on(&place, keep_last.unwrap_or(0))?,
                 };
                 if output.is_json {
                     output.json(&json!({"dropped": dropped}))?;
@@ -236,14 +248,36 @@ fn restore(place: &PlaceArguments, name: &str, output: &mut Output) -> Outcome<(
 }
 
 fn drop_named(place: &Place, name: &str) -> Outcome<u64> {
-    let is_dropped = match place {
-        Place::Directory(store) => store.checkpoints().drop(name)?,
-        Place::Server(server) => unless_unknown(server, server.client.drop_checkpoint(name))?.is_some(),
-    };
-    match is_dropped {
+    match drop_if_there(place, name)? {
         true => Ok(1),
         false => Err(missing(name)),
     }
+}
+
+fn drop_if_there(place: &Place, name: &str) -> Outcome<bool> {
+    match place {
+        Place::Directory(store) => Ok(store.checkpoints().drop(name)?),
+        Place::Server(server) => Ok(unless_unknown(server, server.client.drop_checkpoint(name))?.is_some()),
+    }
+}
+
+/// Drops all whose names begin with a text.
+fn drop_all(place: &Place, prefix: &str) -> Outcome<u64> {
+    let names: Vec<String> = match place {
+        Place::Directory(store) => {
+            let all = store.checkpoints().list()?.into_iter();
+            all.map(|checkpoint| checkpoint.name).collect()
+        }
+        Place::Server(server) => {
+            let all = server.wait(server.client.checkpoints())?.into_iter();
+            all.map(|checkpoint| checkpoint.name).collect()
+        }
+    };
+    let mut dropped = 0;
+    for name in names.iter().filter(|name| name.starts_with(prefix)) {
+        dropped += u64::from(drop_if_there(place, name)?);
+    }
+    Ok(dropped)
 }
 
 fn keep_last_on(place: &Place, count: usize) -> Outcome<u64> {

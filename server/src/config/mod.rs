@@ -111,6 +111,12 @@ pub const SETTINGS: &[Setting] = &[
         default: "0",
     },
     Setting {
+        name: "spin_us",
+        value: "MICROSECONDS",
+        about: "How long a serving thread stays awake after something arrived: answers are faster, for processor time",
+        default: "0",
+    },
+    Setting {
         name: "acknowledge",
         value: "LEVEL",
         about: "What a write survives before it is acknowledged, when the request does not say: written or synced",
@@ -204,6 +210,8 @@ pub struct Config {
     pub tls: Option<TlsFiles>,
     /// See the setting of this name.
     pub threads: usize,
+    /// See the setting of this name.
+    pub spin: Duration,
     /// See the setting of this name.
     pub acknowledge: Level,
     /// See the setting of this name.
@@ -308,6 +316,7 @@ impl Config {
                 0 => std::thread::available_parallelism().map_or(1, usize::from).min(8),
                 threads => threads,
             },
+            spin: Duration::from_micros(values.parsed("spin_us", "a number of microseconds, as in 50")?),
             acknowledge: match values.of("acknowledge") {
                 "written" => Level::Written,
                 "synced" => Level::Synced,

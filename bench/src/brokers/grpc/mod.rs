@@ -1,5 +1,6 @@
 //! Duramen's server through its Rust client, and the floor below it. The server has one serving thread, and listens on a free
-//! port of the loopback address. It runs in the process of its clients, or in a process of its own (`-apart`).
+//! port of the loopback address. It runs in the process of its clients, or in a process of its own (`-apart`), where both sides may
+//! spin (`-spinning`).
 //!
 //! Calls from the lab's threads go through a runtime with one thread, which also calls the receivers. A [`Connection`]
 //! belongs to the runtime of its caller, so its requests wake no other thread of the client.
@@ -18,7 +19,7 @@ use crate::answer::{Found, Unsupported};
 use crate::broker::{Broker, Member, Receiver, Together};
 use crate::connection::{Connection, Way};
 use crate::peer::{Class, Description, Driver, Peer, Setting};
-use crate::servers::grpc::{Serving, Shape};
+use crate::servers::grpc::{Serving, Shape, spin};
 use crate::tree::Tree;
 use crate::trees;
 use crate::versions::locked_version;
@@ -94,6 +95,7 @@ impl Driver for TonicFloor {
 }
 
 struct Opened {
+    shape: Shape,
     runtime: Runtime,
     address: String,
     level: Acknowledge,
@@ -125,6 +127,7 @@ impl Opened {
             runtime.block_on(client.create_map(PAIRS))?;
         }
         Ok(Box::new(Opened {
+            shape,
             runtime,
             address,
             level,
@@ -257,6 +260,10 @@ impl Broker for Opened {
 
     fn connect(&self, way: Way) -> Answer<'_, Box<dyn Connection + '_>> {
         Box::pin(async move {
+            if self.shape == Shape::Spinning {
+                // It ends with the runtime of the caller.
+                tokio::spawn(spin());
+            }
             let client = Client::builder().connections(1).connect(&self.address)?;
             let client = client.with(WriteOptions::new().acknowledge(self.level));
             // The client connects with its first call, which is none of those that are measured.

@@ -19,9 +19,10 @@ pub struct Apart {
 
 impl Apart {
     /// Starts the server with its store in a directory, or the floor without one; with a class, for clients of etcd.
-    pub fn start(directory: Option<&Path>, etcd: Option<Class>) -> Result<Apart> {
+    pub fn start(directory: Option<&Path>, etcd: Option<Class>, spins: bool) -> Result<Apart> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("grpc-server").args(directory);
+        command.args(spins.then_some("--spin"));
         command.args(etcd.map(|class| format!("--etcd={class}")));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         end_with_this_thread(&mut command);
@@ -44,8 +45,8 @@ impl Apart {
 }
 
 /// Serves until standard input ends; prints the address first.
-pub fn serve(directory: Option<&Path>, etcd: Option<Class>) -> Result<()> {
-    let (address, server) = start(directory, etcd)?;
+pub fn serve(directory: Option<&Path>, etcd: Option<Class>, spins: bool) -> Result<()> {
+    let (address, server) = start(directory, etcd, spins)?;
     println!("{address}");
     std::io::stdin().lock().read_to_end(&mut Vec::new())?;
     match server {

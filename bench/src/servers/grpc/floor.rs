@@ -31,9 +31,12 @@ pub struct Floor {
 
 impl Floor {
     /// Starts the server on a free port.
-    pub fn start() -> Result<Floor> {
+    pub fn start(spins: bool) -> Result<Floor> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
+        if spins {
+            runtime.spawn(super::spin());
+        }
         let address = listener.local_addr()?;
         let (end, ended) = oneshot::channel();
         let connections = TcpListenerStream::new(listener).inspect(|connection| {

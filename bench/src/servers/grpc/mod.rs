@@ -1,5 +1,5 @@
 //! Duramen's server, and the floor below it. The server has one serving thread, and listens on a free port of the loopback
-//! address. It runs in the process of its clients, or in a process of its own (`-apart`).
+//! address. It runs in the process of its clients, or in a process of its own (`-apart`), where both sides may spin (`-spinning`).
 
 mod apart;
 mod floor;
@@ -21,28 +21,35 @@ pub enum Shape {
     Together,
     /// In a process of its own.
     Apart,
+    /// In a process of its own; server and client go on looking for bytes instead of sleeping.
+    Spinning,
+}
+
+/// Keeps a runtime from sleeping as long as this runs.
+pub async fn spin() {
+    loop {
+        tokio::task::yield_now().await;
+    }
 }
 
 impl Shape {
     /// Adds the name to a description, and whether the server can run here.
     pub fn describe(self, name: &str, description: Description) -> Description {
+        let name = match self {
+            Shape::Together => name.to_string(),
+            Shape::Apart => format!("{name}-apart"),
+            Shape::Spinning => format!("{name}-spinning"),
+        };
         match self {
-            Shape::Together => Description {
-                name: name.to_string(),
-                ..description
-            },
             // The server is this program again, and the tests of the lab are another program.
-            Shape::Apart if cfg!(test) => Description {
-                name: format!("{name}-apart"),
+            Shape::Apart | Shape::Spinning if cfg!(test) => Description {
+                name,
                 classes: Vec::new(),
                 options: Vec::new(),
                 unavailable: Some("the tests have no program that serves".to_string()),
                 ..description
             },
-            Shape::Apart => Description {
-                name: format!("{name}-apart"),
-                ..description
-            },
+            Shape::Together | Shape::Apart | Shape::Spinning => Description { name, ..description },
         }
     }
 }
@@ -55,9 +62,9 @@ enum Server {
 
 /// Starts Duramen's server with its store in a directory, or the floor without one. With a class, the server speaks etcd's
 /// protocol, and acknowledges in this class.
-fn start(directory: Option<&Path>, etcd: Option<Class>) -> Result<(SocketAddr, Server)> {
+fn start(directory: Option<&Path>, etcd: Option<Class>, spins: bool) -> Result<(SocketAddr, Server)> {
     let Some(directory) = directory else {
-        let floor = floor::Floor::start()?;
+        let floor = floor::Floor::start(spins)?;
         return Ok((floor.address, Server::Floor(floor)));
     };
     let directory = directory.display().to_string();
@@ -66,6 +73,9 @@ fn start(directory: Option<&Path>, etcd: Option<Class>) -> Result<(SocketAddr, S
     match &class {
         None => flags.push(("threads", "1")),
         Some(class) => flags.extend([("etcd_listen", "127.0.0.1:0"), ("acknowledge", class)]),
+    }
+    if spins {
+        flags.push(("spin_us", "1000"));
     }
     let flags: Vec<_> = flags.iter().map(|(name, value)| (*name, value.to_string())).collect();
     let server = duramen_server::start(&Config::collect(&flags, None)?)?;
@@ -96,9 +106,9 @@ impl Serving {
 
     fn start_as(shape: Shape, directory: Option<&Path>, etcd: Option<Class>) -> Result<Serving> {
         let (address, server) = match shape {
-            Shape::Together => start(directory, etcd)?,
-            Shape::Apart => {
-                let apart = apart::Apart::start(directory, etcd)?;
+            Shape::Together => start(directory, etcd, false)?,
+            Shape::Apart | Shape::Spinning => {
+                let apart = apart::Apart::start(directory, etcd, shape == Shape::Spinning)?;
                 (apart.address, Server::Apart(apart))
             }
         };

@@ -188,17 +188,9 @@ impl Pairs {
     /// Goes to the next pair. `false`: there are no more, and they were all that was exported.
     pub(crate) fn next(&mut self) -> Result<bool> {
         loop {
-            let mut behind = std::mem::take(&mut self.behind);
-            for at in behind.drain(..) {
-                self.all[at].advance()?;
-            }
-            self.behind = behind;
-            let Some(least) = self.all.iter().filter_map(Changes::key).min() else {
+            if !self.next_change()? {
                 return self.check_all().map(|()| false);
-            };
-            let has_it = |(at, changes): (usize, &Changes)| (changes.key() == Some(least)).then_some(at);
-            self.behind.extend(self.all.iter().enumerate().filter_map(has_it));
-            self.at = *self.behind.last().expect("the least key is that of some");
+            }
             if !self.all[self.at].is_put() {
                 continue;
             }
@@ -214,6 +206,26 @@ impl Pairs {
             }
             return Ok(true);
         }
+    }
+
+    /// Goes to the next key; `false`: there are no more.
+    fn next_change(&mut self) -> Result<bool> {
+        if let [only] = &mut self.all[..] {
+            only.advance()?;
+            return Ok(only.key().is_some());
+        }
+        let mut behind = std::mem::take(&mut self.behind);
+        for at in behind.drain(..) {
+            self.all[at].advance()?;
+        }
+        self.behind = behind;
+        let Some(least) = self.all.iter().filter_map(Changes::key).min() else {
+            return Ok(false);
+        };
+        let has_it = |(at, changes): (usize, &Changes)| (changes.key() == Some(least)).then_some(at);
+        self.behind.extend(self.all.iter().enumerate().filter_map(has_it));
+        self.at = *self.behind.last().expect("the least key is that of some");
+        Ok(true)
     }
 
     /// The pair at hand.
@@ -266,7 +278,6 @@ struct Changes {
     first_part: Range<usize>,
     /// Bytes of its parts that come then and were not read yet.
     left: u64,
-    before: Vec<u8>,
 }
 
 /// The change at hand; ranges are of the body.
@@ -284,6 +295,10 @@ enum Current {
     },
     Delete {
         key: Range<usize>,
+    },
+    /// Its body is gone: only its key is at hand.
+    Passed {
+        key: Vec<u8>,
     },
 }
 
@@ -328,15 +343,18 @@ impl Changes {
             current: Current::None,
             first_part: 0..0,
             left: 0,
-            before: Vec::new(),
         }
     }
 
     fn key(&self) -> Option<&[u8]> {
-        match &self.current {
+        self.key_of(&self.current)
+    }
+
+    fn key_of<'a>(&'a self, change: &'a Current) -> Option<&'a [u8]> {
+        match change {
             Current::None => None,
             Current::Put { key, .. } | Current::Delete { key } => Some(&self.body[key.clone()]),
-            Current::LongPut { key } => Some(key),
+            Current::LongPut { key } | Current::Passed { key } => Some(key),
         }
     }
 
@@ -349,7 +367,7 @@ impl Changes {
         match &self.current {
             Current::Put { key, value } => (&self.body[key.clone()], &self.body[value.clone()]),
             Current::LongPut { key } => (key, long),
-            Current::None | Current::Delete { .. } => unreachable!("only a put has a value"),
+            Current::None | Current::Delete { .. } | Current::Passed { .. } => unreachable!("only a put has a value"),
         }
     }
 
@@ -364,6 +382,11 @@ impl Changes {
                 return Ok(false);
             };
             let Fetched { name, bytes, body } = fetched?;
+            if let Some(key) = self.key()
+                && !matches!(self.current, Current::LongPut { .. })
+            {
+                self.current = Current::Passed { key: key.to_vec() };
+            }
             self.bytes += bytes;
             (self.name, self.body, self.next) = (name, body, 0);
         }
@@ -371,12 +394,6 @@ impl Changes {
     }
 
     fn advance(&mut self) -> Result<()> {
-        let mut before = std::mem::take(&mut self.before);
-        if let Some(key) = self.key() {
-            before.clear();
-            before.extend_from_slice(key);
-        }
-        self.before = before;
         self.pass_parts(None)?;
         if !self.has_more()? {
             self.current = Current::None;
@@ -403,11 +420,15 @@ impl Changes {
             Record::Part { .. } => return Err(self.damaged("has a part of no value")),
         };
         self.next = start + bytes;
-        self.current = current;
-        if !self.before.is_empty() && self.key().unwrap_or_default() <= &self.before[..] {
-            return Err(self.damaged("has keys that are not in order"));
+        let before = std::mem::replace(&mut self.current, current);
+        let is_ascending = match (self.key_of(&before), self.key()) {
+            (Some(before), Some(key)) => before < key,
+            _ => true,
+        };
+        match is_ascending {
+            true => Ok(()),
+            false => Err(self.damaged("has keys that are not in order")),
         }
-        Ok(())
     }
 
     fn too_long(&self) -> BackupError {

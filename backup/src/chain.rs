@@ -14,7 +14,7 @@ use crate::error::{BackupError, Result};
 use crate::export::Progress;
 use crate::log::ReadLog;
 use crate::manifest::{Export, Pack, pack_path};
-use crate::pack::{Record, open, record, sha256};
+use crate::pack::{Record, hash_of, open, record};
 use crate::rate::Rate;
 use crate::target::Backup;
 
@@ -493,8 +493,8 @@ impl Source {
     /// Fetches a pack and checks it.
     async fn fetch(self, pack: Pack) -> Result<Fetched> {
         self.rate.wait(pack.bytes).await;
-        let path = pack_path(&pack.sha256);
-        let other = || BackupError::damaged(format!("pack {} has other bytes than it was written with", pack.sha256));
+        let path = pack_path(&pack.blake3);
+        let other = || BackupError::damaged(format!("pack {} has other bytes than it was written with", pack.blake3));
         let got = match self.objects.get(&path).await {
             // Its length could be any, and more than memory has.
             Ok(got) if got.meta.size != pack.bytes => return Err(other()),
@@ -502,20 +502,20 @@ impl Source {
             Err(error) => Err(error),
         };
         let object = got.map_err(|error| match error {
-            object_store::Error::NotFound { .. } => BackupError::damaged(format!("pack {} is missing", pack.sha256)),
+            object_store::Error::NotFound { .. } => BackupError::damaged(format!("pack {} is missing", pack.blake3)),
             error => BackupError::object(format!("reading a pack from {}", self.place))(error),
         })?;
         let opened = tokio::task::spawn_blocking(move || {
-            if object.len() as u64 != pack.bytes || sha256(&object) != pack.sha256 {
-                let what = format!("pack {} has other bytes than it was written with", pack.sha256);
+            if object.len() as u64 != pack.bytes || hash_of(&object) != pack.blake3 {
+                let what = format!("pack {} has other bytes than it was written with", pack.blake3);
                 return Err(BackupError::damaged(what));
             }
-            let body = open(&object, &pack.sha256)?;
+            let body = open(&object, &pack.blake3)?;
             if body.len() as u64 != pack.body_bytes {
-                return Err(BackupError::damaged(format!("pack {} has a wrong length", pack.sha256)));
+                return Err(BackupError::damaged(format!("pack {} has a wrong length", pack.blake3)));
             }
             Ok(Fetched {
-                name: pack.sha256,
+                name: pack.blake3,
                 bytes: pack.bytes,
                 body,
             })

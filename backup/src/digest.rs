@@ -2,7 +2,7 @@
 //!
 //! It is the sum, modulo 2^128, of a hash of each pair: so it does not depend on the order, and a change takes one hash away and adds
 //! another (AdHash; Bellare and Micciancio, "A New Paradigm for Collision-Free Hashing", 1997). The hash is XXH3. It proves that
-//! nothing was lost or changed by accident; the SHA-256 of packs proves each byte of these.
+//! nothing was lost or changed by accident; the BLAKE3 hash of packs proves each byte of these.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 

@@ -41,6 +41,18 @@ pub enum BackupError {
         /// The format that this version reads.
         supported: u32,
     },
+    /// A version before the first release wrote the backup.
+    #[error(
+        "{what} has format {found}, and this version reads format {supported}; import it with the version that wrote it, and export to an empty place"
+    )]
+    OlderFormat {
+        /// What has that format.
+        what: String,
+        /// Its format.
+        found: u32,
+        /// The format that this version reads.
+        supported: u32,
+    },
     /// There is no export at all.
     #[error("there is no export at {place}; make one first, or correct the place")]
     NoExports {

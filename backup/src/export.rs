@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use crate::digest::Digest;
 use crate::error::{BackupError, Result};
 use crate::manifest::{Export, FORMAT, Pack, export_path, pack_path};
-use crate::pack::{Body, Compression, Packer, seal, sha256};
+use crate::pack::{Body, Compression, Packer, hash_of, seal};
 use crate::rate::Rate;
 use crate::target::{Backup, random_id};
 
@@ -389,7 +389,7 @@ impl Sender {
             let (body_bytes, records) = (body.records_bytes().len() as u64, body.records);
             let object = seal(body, compression)?;
             let pack = Pack {
-                sha256: sha256(&object),
+                blake3: hash_of(&object),
                 bytes: object.len() as u64,
                 body_bytes,
                 records,
@@ -397,7 +397,7 @@ impl Sender {
             Ok::<_, BackupError>((pack, object))
         });
         let (pack, object) = sealed.await.expect("sealing does not panic")?;
-        let path = pack_path(&pack.sha256);
+        let path = pack_path(&pack.blake3);
         let is_there = match self.objects.head(&path).await {
             Ok(found) => {
                 let age = SystemTime::now().duration_since(found.last_modified.into());

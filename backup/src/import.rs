@@ -15,7 +15,7 @@ use crate::target::Backup;
 
 impl Backup {
     /// Reads an export, all that it goes on from and its log up to a moment, and proves that they are what was exported: each pack by
-    /// its SHA-256, the order and the number of the pairs, and a digest of all of them.
+    /// its BLAKE3 hash, the order and the number of the pairs, and a digest of all of them.
     ///
     /// # Errors
     /// [`BackupError::Damaged`], [`BackupError::MissingLink`], [`BackupError::UnknownExport`], [`BackupError::NoneUntil`],

@@ -25,8 +25,8 @@ use crate::digest::Digest;
 use crate::error::{BackupError, Result};
 use crate::export::{ExportOptions, Progress};
 use crate::manifest::{Export, FORMAT, Pack, Parent, check_of};
-use crate::pack::{Body, Packer, Record, open, record, seal, sha256};
-use crate::target::{Backup, newer};
+use crate::pack::{Body, Packer, Record, hash_of, open, record, seal};
+use crate::target::{Backup, check_format};
 
 const MAGIC: &[u8; 8] = b"DURASEGM";
 const HEADER_BYTES: usize = 16;
@@ -60,7 +60,7 @@ pub struct Segment {
     pub next_map: u32,
     /// What has changed, in the order of keys.
     pub packs: Vec<Pack>,
-    /// The SHA-256 of everything else here, as JSON without spaces.
+    /// The BLAKE3 hash of everything else here, as JSON without spaces.
     pub check: String,
 }
 
@@ -237,7 +237,7 @@ impl Backup {
             return Err(damaged("is no segment"));
         };
         let format = u32::from_le_bytes(format);
-        newer(path.as_ref(), format)?;
+        check_format(path.as_ref(), format)?;
         let end = HEADER_BYTES + u32::from_le_bytes(length) as usize;
         let head = bytes.get(HEADER_BYTES..end).ok_or_else(|| damaged("is too short"))?;
         let segment: Segment =
@@ -259,10 +259,10 @@ impl Backup {
                 .filter(|&next| next <= bytes.len())
                 .ok_or_else(|| damaged("is too short"))?;
             let object = bytes.slice(at..next);
-            if sha256(&object) != pack.sha256 {
+            if hash_of(&object) != pack.blake3 {
                 return Err(damaged("has other bytes than it was written with"));
             }
-            bodies.push(open(&object, &pack.sha256)?);
+            bodies.push(open(&object, &pack.blake3)?);
             at = next;
         }
         if at != bytes.len() {
@@ -385,7 +385,7 @@ impl Log<'_> {
             let (body_bytes, records) = (body.records_bytes().len() as u64, body.records);
             let object = seal(body, self.options.compression)?;
             packs.push(Pack {
-                sha256: sha256(&object),
+                blake3: hash_of(&object),
                 bytes: object.len() as u64,
                 body_bytes,
                 records,

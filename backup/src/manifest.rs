@@ -3,7 +3,7 @@
 //! ```text
 //! backup.json               which backup this is
 //! exports/NUMBER.json       an export: its packs, and what they come to; written last, and never again
-//! packs/SHA256              a pack, named by the SHA-256 of its bytes
+//! packs/BLAKE3              a pack, named by the BLAKE3 hash of its bytes
 //! log/NUMBER/NUMBER         what was committed after an export, see `log`
 //! ```
 //! The number of an export has twenty digits, so that names sort like numbers. Only one exporter can create a number: that is what
@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::error::{BackupError, Result};
-use crate::pack::sha256;
+use crate::pack::hash_of;
 
 /// The format that this version writes.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 
 /// Which backup this is: `backup.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ pub struct Export {
     pub next_map: u32,
     /// Its packs, in the order of their keys.
     pub packs: Vec<Pack>,
-    /// The SHA-256 of everything else here, as JSON without spaces.
+    /// The BLAKE3 hash of everything else here, as JSON without spaces.
     pub check: String,
 }
 
@@ -73,8 +73,8 @@ pub struct Parent {
 /// A pack of an export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pack {
-    /// The SHA-256 of its bytes, which is its name.
-    pub sha256: String,
+    /// The BLAKE3 hash of its bytes, which is its name.
+    pub blake3: String,
     /// Bytes of the object.
     pub bytes: u64,
     /// Bytes before compression.
@@ -118,9 +118,9 @@ impl Export {
     }
 }
 
-/// The SHA-256 of something as JSON without spaces.
+/// The BLAKE3 hash of something as JSON without spaces.
 pub(crate) fn check_of(unchecked: &impl Serialize) -> String {
-    sha256(&serde_json::to_vec(unchecked).expect("it is plain data"))
+    hash_of(&serde_json::to_vec(unchecked).expect("it is plain data"))
 }
 
 /// Where an export stands.
@@ -138,11 +138,11 @@ pub(crate) fn export_number(path: &Path) -> Option<u64> {
 }
 
 /// Where a pack stands.
-pub(crate) fn pack_path(sha256: &str) -> Path {
-    Path::from(format!("packs/{sha256}"))
+pub(crate) fn pack_path(hash: &str) -> Path {
+    Path::from(format!("packs/{hash}"))
 }
 
-/// The SHA-256 of a pack that stands there.
+/// The BLAKE3 hash of a pack that stands there.
 pub(crate) fn pack_name(path: &Path) -> Option<String> {
     let name = path.filename()?;
     (name.len() == 64 && name.bytes().all(|digit| digit.is_ascii_hexdigit())).then(|| name.to_string())

@@ -12,7 +12,6 @@
 //! go on in the next packs. A pack has about [`PACK_BYTES`], so memory is bounded whatever a store holds.
 
 use bytes::Bytes;
-use sha2::{Digest as _, Sha256};
 
 use crate::error::{BackupError, Result};
 
@@ -160,10 +159,9 @@ pub(crate) fn seal(body: Body, compression: Compression) -> Result<Vec<u8>> {
     Ok(object)
 }
 
-/// The SHA-256 of an object, in hexadecimal digits.
-pub(crate) fn sha256(object: &[u8]) -> String {
-    let digest = Sha256::digest(object);
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+/// The BLAKE3 hash of an object, in hexadecimal digits.
+pub(crate) fn hash_of(object: &[u8]) -> String {
+    blake3::hash(object).to_hex().to_string()
 }
 
 /// The body of an object, which is a part of it if it is not compressed.
@@ -311,8 +309,8 @@ mod tests {
             assert!(open(&Bytes::copy_from_slice(&object[..10]), "p").is_err());
         }
         assert_eq!(
-            sha256(b"abc"),
-            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+            hash_of(b"abc"),
+            "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85"
         );
     }
 }

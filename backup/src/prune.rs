@@ -116,7 +116,7 @@ impl Backup {
         let named: HashSet<&str> = exports
             .iter()
             .flat_map(|export| &export.packs)
-            .map(|pack| &pack.sha256[..])
+            .map(|pack| &pack.blake3[..])
             .collect();
         for old in old_packs.iter().filter(|old| !named.contains(&old.name[..])) {
             if !self.is_as_listed(old).await? {
@@ -203,7 +203,7 @@ mod tests {
 
     fn export(number: u64, parent: Option<u64>) -> Export {
         Export {
-            format: 1,
+            format: 2,
             number,
             id: String::new(),
             store: String::new(),
@@ -303,7 +303,7 @@ mod tests {
             let full = ExportOptions::new().full(true);
             backup.export(&store, &full, &mut |_| ()).unwrap();
         }
-        let path = crate::manifest::pack_path(&backup.list().unwrap()[0].packs[0].sha256);
+        let path = crate::manifest::pack_path(&backup.list().unwrap()[0].packs[0].blake3);
         let runtime = backup.runtime().handle();
         let again = || {
             let got = runtime.block_on(backup.read(&path)).unwrap();

@@ -1,5 +1,6 @@
 //! The place of a backup: a folder of an object store, or a directory.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -197,7 +198,7 @@ impl Backup {
             place: self.place.clone(),
             found: format!("{IDENTITY} is not what this crate writes ({error})"),
         })?;
-        newer(IDENTITY, identity.format)?;
+        check_format(IDENTITY, identity.format)?;
         Ok(Some(identity))
     }
 
@@ -284,7 +285,7 @@ impl Backup {
             format: u32,
         }
         let wrong = |error: serde_json::Error| BackupError::damaged(format!("{path} cannot be read ({error})"));
-        newer(
+        check_format(
             path.as_ref(),
             serde_json::from_slice::<AnyFormat>(&bytes).map_err(wrong)?.format,
         )?;
@@ -335,15 +336,14 @@ impl Drop for Backup {
     }
 }
 
-pub(crate) fn newer(what: &str, found: u32) -> Result<()> {
-    if found <= FORMAT {
-        return Ok(());
+/// Refuses what another version wrote.
+pub(crate) fn check_format(what: &str, found: u32) -> Result<()> {
+    let (what, supported) = (what.to_string(), FORMAT);
+    match found.cmp(&FORMAT) {
+        Ordering::Less => Err(BackupError::OlderFormat { what, found, supported }),
+        Ordering::Equal => Ok(()),
+        Ordering::Greater => Err(BackupError::NewerFormat { what, found, supported }),
     }
-    Err(BackupError::NewerFormat {
-        what: what.into(),
-        found,
-        supported: FORMAT,
-    })
 }
 
 /// A number that no other one is equal to.

@@ -295,7 +295,7 @@ fn damage_of_any_object_is_found() {
     let packs = chain
         .iter()
         .flat_map(|export| &export.packs)
-        .map(|pack| format!("packs/{}", pack.sha256));
+        .map(|pack| format!("packs/{}", pack.blake3));
     let target = tempfile::tempdir().unwrap();
     for path in packs.map(Path::from) {
         let good = run(async { objects.get(&path).await.unwrap().bytes().await.unwrap() });
@@ -344,10 +344,14 @@ fn damage_of_any_object_is_found() {
         );
         assert!(is_told, "{error}");
     }
-    let newer = text.replace("\"format\": 1", "\"format\": 9");
-    run(objects.put(&path, PutPayload::from(newer.into_bytes()))).unwrap();
-    let error = verify(&backup, None).unwrap_err();
-    assert!(matches!(error, BackupError::NewerFormat { found: 9, .. }), "{error}");
+    let of_format = |format: u32| {
+        let other = text.replace("\"format\": 2", &format!("\"format\": {format}"));
+        run(objects.put(&path, PutPayload::from(other.into_bytes()))).unwrap();
+        verify(&backup, None).unwrap_err()
+    };
+    let (newer, older) = (of_format(9), of_format(1));
+    assert!(matches!(newer, BackupError::NewerFormat { found: 9, .. }), "{newer}");
+    assert!(matches!(older, BackupError::OlderFormat { found: 1, .. }), "{older}");
     run(objects.put(&path, PutPayload::from(good.to_vec()))).unwrap();
     run(objects.delete(&Path::from(format!("exports/{:020}.json", 1)))).unwrap();
     let error = verify(&backup, None).unwrap_err();

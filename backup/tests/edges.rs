@@ -171,7 +171,7 @@ fn impossible_numbers_in_a_manifest_are_damage() {
         good.replace("\"full\": 1", "\"full\": 18446744073709551615"),
     );
     assert!(export(&backup, &store).unwrap().is_full());
-    let sha = good.split("\"sha256\": \"").nth(1).unwrap()[..64].to_string();
+    let sha = good.split("\"blake3\": \"").nth(1).unwrap()[..64].to_string();
     for other in ["../backup.json", "/", ""] {
         put(&objects, &manifest(1), good.replace(&sha, other));
         let error = backup.verify(Moment::Export(1), &mut |_| ()).unwrap_err();

@@ -546,7 +546,8 @@ impl Space {
     /// Brings the part of the file up to page `end`, when it is about to be written for the first time, into memory in
     /// large pieces. Only in large files: a small one would occupy several times its size. Here and not when the file
     /// grows, because that is in the way of a commit. Not for long values and runs: they are written in long pieces,
-    /// and read so, and the kernel would clear memory first that they fill right after.
+    /// and read so, and the kernel would clear memory first that they fill right after. Not for copies and imports
+    /// either: those who read them are other processes, later.
     fn preload(&self, end: u64, file_pages: u64, claim: Claim) {
         let whole = file_pages / LARGE_PIECE_PAGES * LARGE_PIECE_PAGES;
         let end = end.next_multiple_of(LARGE_PIECE_PAGES).min(whole);
@@ -556,7 +557,7 @@ impl Space {
             return;
         }
         self.head().preloaded.store(end, Ordering::Relaxed);
-        if end >= LARGE_FILE_PAGES && claim != Claim::Loose {
+        if end >= LARGE_FILE_PAGES && !matches!(claim, Claim::Loose | Claim::Beyond) {
             let bytes = |pages: u64| pages * PAGE_BYTES as u64;
             self.file.preload_in_large_pieces(bytes(start), bytes(end - start));
         }

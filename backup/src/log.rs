@@ -30,12 +30,14 @@ use crate::target::{Backup, check_format};
 
 const MAGIC: &[u8; 8] = b"DURASEGM";
 const HEADER_BYTES: usize = 16;
-/// Bytes of keys and values after which a segment ends, whatever the time is.
+/// Bytes of records after which a segment ends, whatever the time is.
 const SEGMENT_BYTES: u64 = 16 << 20;
 /// The longest segment that is read. It is in memory as a whole.
 const OBJECT_BYTES_MAX: u64 = 1 << 30;
-/// Bytes of keys and values that a segment may have: a commit is not divided.
+/// Bytes of records that a segment may have: a commit is not divided.
 const COLLECTED_BYTES_MAX: u64 = OBJECT_BYTES_MAX / 2;
+/// Bytes of a record beside its key and value, at most.
+const RECORD_BYTES: u64 = 16;
 /// How long sending a segment may take. The store keeps meanwhile what is committed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -249,6 +251,14 @@ impl Backup {
         if segment.export != export.as_parent() {
             return Err(damaged(&format!("is of another export than export {}", export.number)));
         }
+        // What a pack decompresses to could be any length, and is in memory.
+        let body_bytes = segment
+            .packs
+            .iter()
+            .try_fold(0u64, |sum, pack| sum.checked_add(pack.body_bytes));
+        if body_bytes.is_none_or(|bytes| bytes > OBJECT_BYTES_MAX) {
+            return Err(damaged("is longer than any segment"));
+        }
         let mut bodies = Vec::new();
         let mut at = end;
         for pack in &segment.packs {
@@ -262,7 +272,11 @@ impl Backup {
             if hash_of(&object) != pack.blake3 {
                 return Err(damaged("has other bytes than it was written with"));
             }
-            bodies.push(open(&object, &pack.blake3)?);
+            let body = open(&object, &pack.blake3)?;
+            if body.len() as u64 != pack.body_bytes {
+                return Err(damaged("has a pack of a wrong length"));
+            }
+            bodies.push(body);
             at = next;
         }
         if at != bytes.len() {
@@ -352,8 +366,8 @@ impl Log<'_> {
                 self.pairs += 1;
             }
             let length = |value: &Option<Vec<u8>>| value.as_ref().map_or(0, |value| value.len() as u64);
-            collected.bytes += key.len() as u64 + length(&change.new);
-            let key_bytes = key.len() as u64;
+            let key_bytes = key.len() as u64 + RECORD_BYTES;
+            collected.bytes += key_bytes + length(&change.new);
             if let Some(before) = collected.changes.insert(key, change.new) {
                 collected.bytes -= key_bytes + length(&before);
             }

@@ -35,14 +35,6 @@ fn imported(backup: &Backup, number: Option<u64>) -> Content {
     content(&store)
 }
 
-fn run<T>(work: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(work)
-}
-
 #[test]
 fn each_export_becomes_the_store_that_it_was_made_of() {
     for seed in 0..4 {

@@ -17,14 +17,6 @@ fn export(backup: &Backup, store: &Store) -> Result<Export, BackupError> {
     backup.export(store, &ExportOptions::new(), &mut |_| ())
 }
 
-fn run<T>(work: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(work)
-}
-
 fn manifest(number: u64) -> Path {
     Path::from(format!("exports/{number:020}.json"))
 }

@@ -19,14 +19,6 @@ use duramen_backup::{Backup, BackupError, Compression, Export, ExportOptions, Lo
 /// Longer than what a test does between two calls.
 const SOON: Duration = Duration::from_millis(2);
 
-fn run<T>(work: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(work)
-}
-
 fn in_memory() -> (Arc<InMemory>, Backup) {
     let objects = Arc::new(InMemory::new());
     let backup = Backup::over(objects.clone(), "memory").unwrap();

@@ -165,6 +165,15 @@ impl ObjectStore for Faulty {
     }
 }
 
+/// Calls an object store and waits.
+pub fn run<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(work)
+}
+
 /// What a store has: its maps with their pairs.
 pub type Content = BTreeMap<String, BTreeMap<Vec<u8>, Vec<u8>>>;
 

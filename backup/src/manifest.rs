@@ -17,7 +17,7 @@ use crate::error::{BackupError, Result};
 use crate::pack::hash_of;
 
 /// The format that this version writes.
-pub(crate) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 3;
 
 /// Which backup this is: `backup.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

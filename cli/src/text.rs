@@ -5,12 +5,22 @@
 //! end outside an escape is always a separator.
 
 use std::io::{self, Write};
+use std::time::SystemTime;
 
 use crate::exit::{Failure, Outcome};
 
 /// Whether the text is a pattern: no topic name has these characters.
 pub fn is_pattern(topic: &str) -> bool {
     topic.contains(['*', '>'])
+}
+
+/// How long ago something was, for people.
+pub fn ago(then: SystemTime) -> String {
+    let seconds = SystemTime::now().duration_since(then).unwrap_or_default().as_secs();
+    let units = [(86_400, "d"), (3_600, "h"), (60, "m")];
+    let unit = units.into_iter().find(|(unit, _)| seconds >= *unit);
+    let (unit, name) = unit.unwrap_or((1, "s"));
+    format!("{} {name} ago", seconds / unit)
 }
 
 /// Notation in which bytes are written as text.

@@ -158,10 +158,67 @@ const CHANGES: &[(Call<'static>, &str)] = &[
     ((0, &["tree", "put"], &["gone/1/2", "x", "--tree", "other"]), ""),
     ((0, &["tree", "rm"], &["gone", "--purge", "--tree", "other"]), ""),
     ((2, &["tree", "rm"], &["a", "--tree", "missing"]), ""),
+    (
+        (
+            0,
+            &["tree", "rule", "trigger"],
+            &["say", "--pattern", "rule/**", "--topic", "sales", "--json"],
+        ),
+        "",
+    ),
+    (
+        (
+            0,
+            &["tree", "rule", "trigger"],
+            &["gone", "--pattern", "rule/*", "--topic", "sales", "--only", "delete"],
+        ),
+        "",
+    ),
+    (
+        (
+            3,
+            &["tree", "rule", "trigger"],
+            &["lost", "--pattern", "rule/*", "--topic", "missing"],
+        ),
+        "",
+    ),
+    (
+        (
+            0,
+            &["tree", "rule", "projection"],
+            &["flat", "--pattern", "rule/*", "--map", "rules"],
+        ),
+        "",
+    ),
+    (
+        (
+            2,
+            &["tree", "rule", "projection"],
+            &["taken", "--pattern", "rule/*", "--map", "stock"],
+        ),
+        "",
+    ),
+    ((0, &["tree", "rule", "quota"], &["rule", "--nodes", "2"]), ""),
+    ((0, &["tree", "put"], &["rule/1", "x"]), ""),
+    ((0, &["tree", "put"], &["rule/2", "y"]), ""),
+    ((3, &["tree", "put"], &["rule/3", "z"]), ""),
+    ((0, &["tree", "rm"], &["rule/1"]), ""),
+    ((0, &["tree", "rule", "rebuild"], &["flat"]), ""),
+    ((3, &["tree", "rule", "rebuild"], &["missing"]), ""),
+    (
+        (0, &["tree", "rule", "quota"], &["rule/2", "--bytes", "900", "--json"]),
+        "",
+    ),
+    ((0, &["tree", "rule", "remove"], &["--quota", "rule/2"]), ""),
+    ((0, &["tree", "rule", "remove"], &["--trigger", "gone", "--json"]), ""),
+    ((3, &["tree", "rule", "remove"], &["--projection", "missing"]), ""),
 ];
 
 /// What reads a store.
 const READS: &[Call<'static>] = &[
+    (0, &["tree", "rule", "list"], &[]),
+    (0, &["tree", "rule", "list"], &["--json"]),
+    (2, &["tree", "rule", "list"], &["--tree", "missing"]),
     (0, &["maps"], &[]),
     (0, &["maps"], &["--json"]),
     (0, &["maps"], &["--count"]),

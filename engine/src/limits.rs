@@ -1,7 +1,7 @@
 //! Every limit of the engine, each with its reason, and the relations between them as compile-time assertions.
 
 /// Format of the files. Stores of a newer format are refused; see `docs/reference/format.md` for the policy.
-pub(crate) const FORMAT: u32 = 5;
+pub(crate) const FORMAT: u32 = 6;
 /// Most checkpoints of a store: the register is written whole when one is made or dropped.
 pub(crate) const CHECKPOINTS_MAX: usize = 100_000;
 /// Longest name of a checkpoint in bytes.

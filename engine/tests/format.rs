@@ -17,9 +17,9 @@ use duramen_engine::{Batch, Durability, Kind, Maintenance, Options, Reason, Stor
 use duramen_io::{OpenMode, SimDisk};
 
 /// The format that this version writes.
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 /// The oldest format that this version reads.
-const OLDEST_FORMAT: u32 = 5;
+const OLDEST_FORMAT: u32 = 6;
 const PAGE_BYTES: usize = 4096;
 /// Pages of a branch, of which the last ones may be empty.
 const BRANCH_PAGES: usize = 4;

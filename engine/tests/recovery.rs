@@ -736,7 +736,7 @@ fn an_older_format_is_refused_by_its_number() {
     write_format(&disk, 2, 1);
     let error = error_of(&disk);
     assert!(
-        matches!(error.reason(), Reason::OlderFormat { found: 1, supported: 5 }),
+        matches!(error.reason(), Reason::OlderFormat { found: 1, supported: 6 }),
         "{error}"
     );
     assert!(error.to_string().contains("duramen dump"), "{error}");

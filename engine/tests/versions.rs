@@ -8,7 +8,7 @@ use duramen_engine::{Kind, Options, Reason, Store};
 use duramen_io::{OpenMode, SimDisk};
 
 /// What is written at the beginning of the region by who makes it: its layout, and the version of the library.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x10");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x11");
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Several processes open the store.

@@ -8,10 +8,10 @@ use duramen_engine::{Cursor, KeyBounds, Map, Result, Snapshot, Transaction, Valu
 
 use crate::error::TreeError;
 use crate::node::{ChangeRow, Children, Head, Node};
-use crate::path::{SEPARATOR, below};
+use crate::path::{SEPARATOR, below, joined};
 use crate::state::{FIRST_REVISION, State};
 use crate::tables::{
-    Tables, change_key, change_of, child_key, mark_key, node_key, parent_key, removed_key, state_key, version_key,
+    Tables, change_key, change_of, implied_key, mark_key, node_key, parent_key, removed_key, state_key, version_key,
     version_of, versions_prefix,
 };
 
@@ -226,39 +226,52 @@ impl<R: Rows> Reading<'_, R> {
     /// What a path has below it; `None`: the top of the tree.
     pub(crate) fn children(&self, path: Option<&[u8]>) -> Result<Children> {
         if self.revision.is_some() {
-            let count = self.child_names(path, None, usize::MAX)?.len() as u64;
+            let count = self.past_child_names(path, None, usize::MAX)?.len() as u64;
             return Ok(Children { count, version: 0 });
         }
         let row = self.rows.row(&self.tables.parents, &parent_key(self.id, path))?;
         row.map_or(Ok(Children::default()), |row| Children::decode(&row))
     }
 
-    /// Names of children in order, from the one after `after` on, at most `limit`.
-    pub(crate) fn child_names(&self, path: Option<&[u8]>, after: Option<&[u8]>, limit: usize) -> Result<Vec<Vec<u8>>> {
+    /// Children in order with their nodes, from the one after `after` on, at most `limit`.
+    pub(crate) fn children_of(
+        &self,
+        path: Option<&[u8]>,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<(Vec<u8>, Option<Node>)>> {
         if self.revision.is_some() {
-            return self.past_child_names(path, after, limit);
+            let names = self.past_child_names(path, after, limit)?.into_iter();
+            let children = names.map(|name| {
+                let node = self.node(&joined(path, &name))?;
+                Ok((name, node))
+            });
+            return children.collect();
         }
-        let prefix = parent_key(self.id, path);
-        let mut low = prefix.clone();
-        if let Some(after) = after {
-            low = child_key(self.id, path, after);
-            low.push(0);
+        let mut nodes = ChildNodes::new(self, path, after)?;
+        let mut implied = ImpliedChildren::new(self, path, after)?;
+        let (mut step, mut without) = (nodes.next()?, implied.next()?);
+        let mut children = Vec::new();
+        // Both are in the order of names.
+        while children.len() < limit {
+            if let Some(name) = without.take_if(|name| step.as_ref().is_none_or(|step| *name <= *step.name())) {
+                children.push((name, None));
+                without = implied.next()?;
+                continue;
+            }
+            match step {
+                Some(ChildStep::Node(name, node)) => children.push((name, Some(node))),
+                Some(ChildStep::Below(name)) => nodes.pass(path, &name)?,
+                None => break,
+            }
+            step = nodes.next()?;
         }
-        let mut children = self.rows.rows(&self.tables.children, &low[..]..)?;
-        let mut names = Vec::new();
-        while names.len() < limit
-            && let Some((key, _)) = children.next()?
-            && let Some(name) = key.strip_prefix(&prefix[..])
-        {
-            names.push(name.to_vec());
-        }
-        Ok(names)
+        Ok(children)
     }
 
     /// Names of children at an earlier revision. They are not stored, so this reads all nodes below the path.
     fn past_child_names(&self, path: Option<&[u8]>, after: Option<&[u8]>, limit: usize) -> Result<Vec<Vec<u8>>> {
-        let (low, high) = path.map(below).unzip();
-        let (low, high) = (low.unwrap_or_default(), high);
+        let (low, high) = below_parent(path);
         let mut names = std::collections::BTreeSet::new();
         self.each((&low, high.as_deref()), |found, _| {
             let rest = &found[low.len()..];
@@ -271,75 +284,98 @@ impl<R: Rows> Reading<'_, R> {
     }
 }
 
-impl<'r, R: Rows> Reading<'r, R> {
-    /// Reads nodes whose paths are asked for in ascending order.
-    pub(crate) fn ascending(&self) -> Result<Ascending<'r, R>> {
-        let Reading {
-            rows,
-            tables,
-            id,
-            revision,
-        } = *self;
-        let walk = match revision {
-            None => Some(rows.rows(&tables.nodes, &id.to_be_bytes()[..]..)?),
-            // What an earlier revision had is in rows of several maps.
-            Some(_) => None,
-        };
-        let reading = Reading {
-            rows,
-            tables,
-            id,
-            revision,
-        };
-        Ok(Ascending {
-            reading,
-            walk,
-            key: Vec::new(),
-            row: None,
-        })
+/// The paths below a parent; `None`: all paths.
+fn below_parent(path: Option<&[u8]>) -> (Vec<u8>, Option<Vec<u8>>) {
+    let (low, high) = path.map(below).unzip();
+    (low.unwrap_or_default(), high)
+}
+
+/// The children of a path that have nodes, in order.
+struct ChildNodes<'r> {
+    rows: Cursor<'r>,
+    id: u32,
+    /// Bytes of the parent and the separator.
+    prefix: usize,
+}
+
+/// What a walk over the nodes below a parent comes to.
+enum ChildStep {
+    Node(Vec<u8>, Node),
+    /// Something below the child of this name. Each child that comes afterwards has a greater name.
+    Below(Vec<u8>),
+}
+
+impl ChildStep {
+    fn name(&self) -> &Vec<u8> {
+        match self {
+            ChildStep::Node(name, _) | ChildStep::Below(name) => name,
+        }
     }
 }
 
-/// Nodes in ascending order of their paths. Those that stand together are read in one walk, and others are sought.
-pub(crate) struct Ascending<'r, R> {
-    reading: Reading<'r, R>,
-    walk: Option<Cursor<'r>>,
-    /// The row at which the walk is.
-    key: Vec<u8>,
-    row: Option<Value<'r>>,
+impl<'r> ChildNodes<'r> {
+    fn new<R: Rows>(reading: &Reading<'r, R>, parent: Option<&[u8]>, after: Option<&[u8]>) -> Result<ChildNodes<'r>> {
+        let (mut low, high) = below_parent(parent);
+        let prefix = low.len();
+        if let Some(after) = after {
+            low.extend_from_slice(after);
+            low.push(0);
+        }
+        let low = node_key(reading.id, &low);
+        let high = high.map_or_else(|| end_of(reading.id), |high| node_key(reading.id, &high));
+        Ok(ChildNodes {
+            rows: reading.rows.rows(&reading.tables.nodes, &low[..]..&high[..])?,
+            id: reading.id,
+            prefix,
+        })
+    }
+
+    fn next(&mut self) -> Result<Option<ChildStep>> {
+        let Some((key, row)) = self.rows.next()? else {
+            return Ok(None);
+        };
+        let name = &key[4 + self.prefix..];
+        Ok(Some(match name.iter().position(|byte| *byte == SEPARATOR) {
+            Some(end) => ChildStep::Below(name[..end].to_vec()),
+            None => ChildStep::Node(name.to_vec(), Node::decode(&row)?),
+        }))
+    }
+
+    /// Passes over everything below a child, with one search.
+    fn pass(&mut self, parent: Option<&[u8]>, name: &[u8]) -> Result<()> {
+        let (_, behind) = below(&joined(parent, name));
+        self.rows.seek(node_key(self.id, &behind))
+    }
 }
 
-impl<R: Rows> Ascending<'_, R> {
-    /// The node of a path that is not before the one asked for last.
-    pub(crate) fn node(&mut self, path: &[u8]) -> Result<Option<Node>> {
-        let Some(walk) = &mut self.walk else {
-            return self.reading.node(path);
-        };
-        let wanted = node_key(self.reading.id, path);
-        for must_seek in [self.key.is_empty(), true] {
-            if self.key >= wanted {
-                break;
-            }
-            if must_seek {
-                walk.seek(&wanted)?;
-            }
-            self.row = match walk.next()? {
-                Some((key, row)) => {
-                    self.key.clear();
-                    self.key.extend_from_slice(key);
-                    Some(row)
-                }
-                // Behind all nodes.
-                None => {
-                    self.key = end_of(self.reading.id);
-                    None
-                }
-            };
+/// The children of a path that have no nodes, in order.
+struct ImpliedChildren<'r> {
+    rows: Cursor<'r>,
+    prefix: Vec<u8>,
+}
+
+impl<'r> ImpliedChildren<'r> {
+    fn new<R: Rows>(
+        reading: &Reading<'r, R>,
+        parent: Option<&[u8]>,
+        after: Option<&[u8]>,
+    ) -> Result<ImpliedChildren<'r>> {
+        let prefix = parent_key(reading.id, parent);
+        let mut low = prefix.clone();
+        if let Some(after) = after {
+            low = implied_key(reading.id, parent, after);
+            low.push(0);
         }
-        match &self.row {
-            Some(row) if self.key == wanted => Node::decode(row).map(Some),
-            _ => Ok(None),
-        }
+        Ok(ImpliedChildren {
+            rows: reading.rows.rows(&reading.tables.implied, &low[..]..)?,
+            prefix,
+        })
+    }
+
+    fn next(&mut self) -> Result<Option<Vec<u8>>> {
+        let next = self.rows.next()?;
+        let name = next.and_then(|(key, _)| key.strip_prefix(&self.prefix[..]));
+        Ok(name.map(<[u8]>::to_vec))
     }
 }
 

@@ -14,13 +14,13 @@ use duramen_engine::{Batch, Kind, Lost, Map, Reason, Result, Snapshot, Store};
 
 use crate::lease::LeasesLeft;
 use crate::node::{Children, Head, Node};
-use crate::path::{check, is_within, shown, split};
+use crate::path::{SEPARATOR, check, shown, split};
 use crate::rules::{Projection, QuotaUse, Trigger};
 use crate::state::State;
 use crate::tables::{
     NAME, NAMES, NEXT_ID, PROJECTION, RULE_TAGS, STATE, TRIGGER, Tables, attached_key, change_key, change_of,
-    child_key, clock_key, keeper_key, kept_key, kept_prefix, leases_prefix, mark_key, name_key, node_key,
-    parent_of_child, removed_key, rule_prefix, state_key, tree_of_state,
+    clock_key, implied_key, keeper_key, kept_key, kept_prefix, leases_prefix, mark_key, name_key, node_key, parent_key,
+    removed_key, rule_prefix, state_key, tree_of_state,
 };
 use crate::trees::{FIRST_ID, Trees, TreesOptions};
 use crate::writes::kept_conditions;
@@ -332,10 +332,10 @@ impl Saving<'_> {
         Ok(left)
     }
 
-    /// Writes the nodes of a tree, and the children that their paths imply. Returns the greatest revision.
+    /// Writes the nodes of a tree. Returns the greatest revision.
     fn nodes(&mut self, id: u32, name: &str, leases: &LeasesLeft) -> Result<u64> {
         let (tables, prefix) = (self.tables.clone(), id.to_be_bytes());
-        let (mut revision, mut before) = (0, None::<Vec<u8>>);
+        let mut revision = 0;
         let here = Lost::new();
         let mut walk = self.snapshot.salvage_prefix(&self.source.nodes, &prefix, &here)?;
         while let Some((key, row)) = walk.next()? {
@@ -364,17 +364,6 @@ impl Saving<'_> {
                 self.writer
                     .put(&tables.leases, &attached_key(id, head.lease, path), b"")?;
             }
-            let mut child = path;
-            loop {
-                let (parent, name) = split(child);
-                self.writer.put(&tables.children, &child_key(id, parent, name), b"")?;
-                match parent {
-                    // The ancestors of the node before have their rows.
-                    Some(parent) if !before.as_ref().is_some_and(|before| is_within(before, parent)) => child = parent,
-                    _ => break,
-                }
-            }
-            before = Some(path.to_vec());
             self.saved.nodes += 1;
             (self.progress)(self.saved.nodes);
         }
@@ -387,7 +376,8 @@ impl Saving<'_> {
         Ok(revision)
     }
 
-    /// Counts the children of each parent. The version of a list that is not as it was is new to it.
+    /// Notes which paths are implied, and counts the children of each parent. The version of a list that is not as it was is new to
+    /// it.
     fn children(&mut self, id: u32, unused: u64) -> Result<()> {
         let mut before = BTreeMap::new();
         self.rows(&self.source.parents, &id.to_be_bytes(), &mut |key, row| {
@@ -397,33 +387,51 @@ impl Saving<'_> {
         self.writer.flush()?;
         let tables = self.tables.clone();
         let snapshot = self.writer.store.snapshot()?;
-        let mut rows = snapshot.prefix(&tables.children, id.to_be_bytes())?;
-        let mut counted: Option<(Vec<u8>, u64)> = None;
-        loop {
-            let parent = match rows.next()? {
-                Some((key, _)) => Some(parent_of_child(key)?.to_vec()),
-                None => None,
+        let mut nodes = snapshot.prefix(&tables.nodes, id.to_be_bytes())?;
+        // The parents of the path at hand, from the top of the tree on, with the children that each has so far. What is below a
+        // parent stands together.
+        let mut open = vec![(None::<Vec<u8>>, 0u64)];
+        let end = |writer: &mut Writer, (parent, count): (Option<Vec<u8>>, u64)| {
+            let key = parent_key(id, parent.as_deref());
+            let old = before.get(&key).copied().unwrap_or_default();
+            let version = match old.count == count {
+                true => old.version,
+                false => old.version.max(unused) + count,
             };
-            if let Some((known, count)) = &mut counted
-                && parent.as_ref() == Some(known)
+            writer.put(&tables.parents, &key, &Children { count, version }.encode())
+        };
+        while let Some((key, _)) = nodes.next()? {
+            let path = &key[4..];
+            while let Some(ended) =
+                open.pop_if(|(parent, _)| parent.as_ref().is_some_and(|parent| !is_below(path, parent)))
             {
-                *count += 1;
-                continue;
+                end(&mut self.writer, ended)?;
             }
-            if let Some((key, count)) = counted.take() {
-                let old = before.get(&key).copied().unwrap_or_default();
-                let version = match old.count == count {
-                    true => old.version,
-                    false => old.version.max(unused) + count,
-                };
-                self.writer
-                    .put(&tables.parents, &key, &Children { count, version }.encode())?;
+            let known = open.last().and_then(|(parent, _)| parent.clone());
+            let mut opened = Vec::new();
+            let mut ancestor = split(path).0;
+            while let Some(parent) = ancestor
+                && known.as_deref() != Some(parent)
+            {
+                opened.push(parent);
+                ancestor = split(parent).0;
             }
-            match parent {
-                Some(parent) => counted = Some((parent, 1)),
-                None => return Ok(()),
+            for parent in opened.into_iter().rev() {
+                if !snapshot.contains_key(&tables.nodes, node_key(id, parent))? {
+                    let (above, name) = split(parent);
+                    self.writer.put(&tables.implied, &implied_key(id, above, name), b"")?;
+                    open.last_mut().expect("the top ends last").1 += 1;
+                }
+                open.push((Some(parent.to_vec()), 0));
+            }
+            open.last_mut().expect("the top ends last").1 += 1;
+        }
+        while let Some(ended) = open.pop() {
+            if ended.1 > 0 {
+                end(&mut self.writer, ended)?;
             }
         }
+        Ok(())
     }
 
     /// Writes the conditions while which nodes are kept. Returns how many nodes have some.
@@ -500,6 +508,11 @@ impl Saving<'_> {
         }
         Ok(())
     }
+}
+
+fn is_below(path: &[u8], parent: &[u8]) -> bool {
+    path.strip_prefix(parent)
+        .is_some_and(|rest| rest.first() == Some(&SEPARATOR))
 }
 
 /// Writes rows to the new store. They are in the store after a flush.

@@ -9,7 +9,7 @@
 //! nodes      id path                          -> a node (see `node`)
 //! changes    id revision sub                  -> a change, with the node before it (see `change`)
 //! versions   id path' revision                -> sub of the change that replaced or deleted the node of the path
-//! children   id parent' name                  -> empty
+//! implied    id parent' name                  -> empty; a child without a node, which has nodes below it
 //! parents    id parent'                       -> number of children, and version of the list of children
 //! rules      id 00 name                       -> a trigger (see `rules`)
 //!            id 01 name                       -> a projection
@@ -60,7 +60,7 @@ pub(crate) struct Tables {
     pub(crate) nodes: Map,
     pub(crate) changes: Map,
     pub(crate) versions: Map,
-    pub(crate) children: Map,
+    pub(crate) implied: Map,
     pub(crate) parents: Map,
     pub(crate) leases: Map,
     pub(crate) rules: Map,
@@ -72,7 +72,7 @@ pub(crate) const NAMES: [&str; 8] = [
     "tree.nodes",
     "tree.changes",
     "tree.versions",
-    "tree.children",
+    "tree.implied",
     "tree.parents",
     "tree.leases",
     "tree.rules",
@@ -94,7 +94,7 @@ impl Tables {
             nodes: map(1)?,
             changes: map(2)?,
             versions: map(3)?,
-            children: map(4)?,
+            implied: map(4)?,
             parents: map(5)?,
             leases: map(6)?,
             rules: map(7)?,
@@ -112,7 +112,7 @@ impl Tables {
             &self.nodes,
             &self.changes,
             &self.versions,
-            &self.children,
+            &self.implied,
             &self.parents,
             &self.leases,
             &self.rules,
@@ -223,7 +223,7 @@ pub(crate) fn version_of(key: &[u8]) -> Result<(Vec<u8>, u64)> {
     parsed.ok_or_else(|| duramen_engine::Error::damaged("a version of a node has a wrong key"))
 }
 
-/// Key of what a parent has, and prefix of the keys of its children; `None`: of the paths at the top.
+/// Key of what a parent has, and prefix of the keys of its implied children; `None`: of the paths at the top.
 pub(crate) fn parent_key(id: u32, parent: Option<&[u8]>) -> Vec<u8> {
     let mut key = begun(id, parent.unwrap_or_default());
     match parent {
@@ -236,7 +236,7 @@ pub(crate) fn parent_key(id: u32, parent: Option<&[u8]>) -> Vec<u8> {
     key
 }
 
-/// Keys of all parents below a path, and of their children.
+/// Keys of all parents below a path, and of their implied children.
 pub(crate) fn parents_below(id: u32, path: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let bound = |end: u8| {
         let mut key = parent_key(id, Some(path));
@@ -247,25 +247,11 @@ pub(crate) fn parents_below(id: u32, path: &[u8]) -> (Vec<u8>, Vec<u8>) {
     (bound(crate::path::SEPARATOR), bound(crate::path::SEPARATOR + 1))
 }
 
-/// Key of a child.
-pub(crate) fn child_key(id: u32, parent: Option<&[u8]>, name: &[u8]) -> Vec<u8> {
+/// Key of an implied child.
+pub(crate) fn implied_key(id: u32, parent: Option<&[u8]>, name: &[u8]) -> Vec<u8> {
     let mut key = parent_key(id, parent);
     key.extend_from_slice(name);
     key
-}
-
-/// Key of the parent of the key of a child.
-pub(crate) fn parent_of_child(key: &[u8]) -> Result<&[u8]> {
-    let end = match key.get(4) {
-        Some(0) => Some(5),
-        // The path ends with two bytes 0, and another byte 0 in it is followed by 255.
-        Some(1) => (5..key.len())
-            .find(|&at| key[at..].starts_with(&[0, 0]))
-            .map(|at| at + 2),
-        _ => None,
-    };
-    let end = end.ok_or_else(|| duramen_engine::Error::damaged("a child of a node has a wrong key"))?;
-    Ok(&key[..end])
 }
 
 /// Prefix of the keys of the rules of a kind.
@@ -431,9 +417,16 @@ mod tests {
             let (low, high) = keepers_below(7, path);
             let below = keeper_key(7, &[path, &b"/b"[..]].concat(), b"x");
             assert!(low <= below && below < high && !(low <= key && key < high));
+            // The implied children of a parent stand together.
+            let prefixes: Vec<_> = paths
+                .iter()
+                .map(|path| parent_key(7, Some(path)))
+                .chain([parent_key(7, None)])
+                .collect();
             for parent in [None, Some(&path[..])] {
-                let child = child_key(7, parent, b"\0\0x");
-                assert_eq!(parent_of_child(&child).unwrap(), parent_key(7, parent));
+                let child = implied_key(7, parent, b"\0\0x");
+                assert!(child.starts_with(&parent_key(7, parent)));
+                assert_eq!(prefixes.iter().filter(|prefix| child.starts_with(prefix)).count(), 1);
             }
         }
         assert!(keeper_of(b"").is_err());
@@ -454,7 +447,7 @@ mod tests {
         ] {
             let key = parent_key(1, Some(parent));
             assert_eq!(low <= key && key < high, is_below, "{parent:?}");
-            let child = child_key(1, Some(parent), b"x");
+            let child = implied_key(1, Some(parent), b"x");
             assert_eq!(low <= child && child < high, is_below, "{parent:?}");
         }
     }

@@ -19,7 +19,8 @@ use crate::watches::{TreeWatches, WatchOptions};
 use crate::worker::Worker;
 use crate::writes::{PausedWrites, TreeWrites};
 
-/// Longest pause between two commits that remove rows.
+/// Pause between two commits that remove rows: so many times as long as the commit took, and at most so long.
+const PAUSE_FACTOR: u32 = 4;
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 
 /// A tree of paths with payloads. Handles are cheap to clone, and may be used from any thread.
@@ -216,15 +217,21 @@ impl Tree {
         let options = TransactionOptions::new().exclusive();
         let mut answers = Vec::with_capacity(changes.len());
         self.shared.store.transact_with(options, |tx| {
+            let mut writes = TreeWrites::begin_several(&self.shared, tx)?;
+            let before = writes.revision();
             for change in changes.iter_mut() {
-                match change(&mut TreeWrites::begin(&self.shared, tx)?) {
+                match change(&mut writes) {
                     Err(error) if !TreeError::of(&error).is_some_and(TreeError::is_of_an_untouched_tree) => {
                         return Err(error);
                     }
                     answer => answers.push(answer),
                 }
+                writes.end_revision();
             }
-            Ok::<_, Error>(())
+            match writes.revision() == before {
+                true => Ok::<_, Error>(()),
+                false => writes.end_several(),
+            }
         })?;
         Ok(answers)
     }
@@ -448,8 +455,8 @@ impl Tree {
     }
 
     /// Removes the rows of compacted revisions. No other change writes them, so this needs no turn among the writers. A power cut may
-    /// bring rows back, which are removed again: so no commit waits for the device. It pauses as long as it works, because writers
-    /// need the processors too.
+    /// bring rows back, which are removed again: so no commit waits for the device. It pauses most of the time: writers need the
+    /// processors, and so does the fold that follows. It still removes more rows than a writer can make.
     fn remove_compacted(&self) -> Result<()> {
         let shared = &self.shared;
         let options = TransactionOptions::new().durability(Durability::Written);
@@ -459,7 +466,7 @@ impl Tree {
             if !shared.store.transact_with(options, remove)? {
                 return Ok(());
             }
-            std::thread::sleep(begun.elapsed().min(PAUSE_MAX));
+            std::thread::sleep((begun.elapsed() * PAUSE_FACTOR).min(PAUSE_MAX));
         }
     }
 

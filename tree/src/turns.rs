@@ -6,6 +6,9 @@
 //! queues its change and waits. The thread at work does what is queued together with its own, each change with a revision of its
 //! own, in one commit.
 //!
+//! Waking a sleeping thread is a call of the system, and the thread at work has the next changes to do. So it wakes one of those that it
+//! has answered, and that one wakes the others.
+//!
 //! A call returns after the commit with its change. A change that is refused leaves nothing behind, and the others are done. When
 //! the transaction itself fails, each thread does its change alone: so none gets the error of another one. Where the commit may have
 //! been made, all get its error instead: none is done twice.
@@ -37,6 +40,8 @@ struct Line<C, A> {
 struct Queued<C, A> {
     progress: Mutex<Progress<C, A>>,
     thread: Thread,
+    /// Threads that have their answers too, and that this one wakes.
+    to_wake: Mutex<Vec<Thread>>,
 }
 
 enum Progress<C, A> {
@@ -88,13 +93,18 @@ impl<C, A> Turns<C, A> {
         let queued = Arc::new(Queued {
             progress: Mutex::new(Progress::Waits(change)),
             thread: thread::current(),
+            to_wake: Mutex::default(),
         });
         line.waiting.push_back(queued.clone());
         drop(line);
         let mut looks = 0;
         loop {
             match queued.told() {
-                Some(Progress::Done(outcome)) => return outcome,
+                Some(Progress::Done(outcome)) => {
+                    let answered = mem::take(&mut *locked(&queued.to_wake));
+                    answered.iter().for_each(Thread::unpark);
+                    return outcome;
+                }
                 Some(Progress::Leads(change)) => return self.lead(change, together),
                 _ if looks < LOOKS => {
                     looks += 1;
@@ -151,13 +161,21 @@ impl<C, A> Round<C, A> {
     /// change of the thread itself.
     fn end(&mut self, answers: Vec<A>) -> Option<Outcome<C, A>> {
         let mut answers = answers.into_iter();
-        let mut own = None;
+        let (mut own, mut first, mut others) = (None, None, Vec::new());
         for (change, asking) in self.changes.drain(..).zip(self.asking.drain(..)) {
             let outcome = answers.next().ok_or(change);
             match asking {
-                Some(queued) => queued.tell(Progress::Done(outcome)),
+                Some(queued) if first.is_none() => first = Some((queued, outcome)),
+                Some(queued) => {
+                    *locked(&queued.progress) = Progress::Done(outcome);
+                    others.push(queued.thread.clone());
+                }
                 None => own = Some(outcome),
             }
+        }
+        if let Some((first, outcome)) = first {
+            *locked(&first.to_wake) = others;
+            first.tell(Progress::Done(outcome));
         }
         own
     }

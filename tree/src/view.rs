@@ -163,15 +163,13 @@ impl TreeView {
     }
 
     fn children_of(&self, parent: Option<&[u8]>, after: Option<&[u8]>, limit: usize) -> Result<Vec<Child>> {
-        let reading = self.reading();
-        let names = reading.child_names(parent, after, limit)?;
-        let mut nodes = reading.ascending()?;
-        let children = names.into_iter().map(|name| {
-            let path = joined(parent, &name);
-            let node = nodes.node(&path)?;
-            Ok(Child { name, path, node })
+        let children = self.reading().children_of(parent, after, limit)?.into_iter();
+        let children = children.map(|(name, node)| Child {
+            path: joined(parent, &name),
+            name,
+            node,
         });
-        children.collect()
+        Ok(children.collect())
     }
 
     /// Calls `visit` with the nodes whose paths are in a range of bytes, in order, until it returns `false`. Without `high` the

@@ -1,7 +1,7 @@
 //! `duramen checkpoint`: keeps states of a store by name, lists them, puts the store back to one, and drops them.
 
 use std::io::Write;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use duramen::Store;
@@ -12,7 +12,7 @@ use crate::exit::{Exit, Failure, Outcome};
 use crate::opening::NotationArguments;
 use crate::output::{Output, say};
 use crate::place::{Place, PlaceArguments, Server};
-use crate::text::{Notation, bytes, counted};
+use crate::text::{Notation, ago, bytes, counted};
 
 const EXAMPLES: &str = r"Examples:
   Keep the state of a store before a change, and see what it costs afterwards:
@@ -472,13 +472,4 @@ fn print(pair: &Pair<'_>, notation: Notation, keys_only: bool, output: &mut Outp
         output.write_all(b"\n")?;
     }
     Ok(())
-}
-
-/// How long ago a checkpoint was made, for people.
-fn ago(made: SystemTime) -> String {
-    let seconds = SystemTime::now().duration_since(made).unwrap_or_default().as_secs();
-    let units = [(86_400, "d"), (3_600, "h"), (60, "m")];
-    let unit = units.into_iter().find(|(unit, _)| seconds >= *unit);
-    let (unit, name) = unit.unwrap_or((1, "s"));
-    format!("{} {name} ago", seconds / unit)
 }

@@ -68,9 +68,13 @@ const LISTED_HOLDERS_MAX: usize = 3;
 /// Token of those who hold nothing exclusively.
 pub(crate) const NOT_EXCLUSIVE: u32 = 0;
 
+/// Bit of a token for which another thread may sleep: without it the holder wakes no thread, which would be a call of the system
+/// for each exclusive transaction.
+const WAITED_FOR: u32 = 1 << 19;
+
 /// The `count`-th token of all; it says which process has it.
 fn exclusive_token(owner: Owner, count: u32) -> u32 {
-    1 << 31 | u32::from(owner.number()) << 20 | count & 0xF_FFFF
+    1 << 31 | u32::from(owner.number()) << 20 | count & (WAITED_FOR - 1)
 }
 
 /// Who has this token.
@@ -258,7 +262,7 @@ impl Core {
             let seen = self.progress_seen();
             let guard = self.hold_commits_in_time()?;
             self.writable()?;
-            let exclusive = self.control().exclusive.0.load(Ordering::Relaxed);
+            let exclusive = self.control().exclusive.0.load(Ordering::Relaxed) & !WAITED_FOR;
             if exclusive != NOT_EXCLUSIVE && exclusive != token {
                 drop(guard);
                 self.wait_for_exclusive(exclusive, &mut exclusive_wait)?;
@@ -324,7 +328,7 @@ impl Core {
         loop {
             self.writable()?;
             let guard = self.hold_commits_in_time()?;
-            let holder = word.load(Ordering::Relaxed);
+            let holder = word.load(Ordering::Relaxed) & !WAITED_FOR;
             if holder == NOT_EXCLUSIVE {
                 // Who made a checkpoint with the right before this one may have died with its room kept back.
                 if !self.has_pending_checkpoint() {
@@ -356,15 +360,21 @@ impl Core {
             return Err(Reason::WouldWaitForItself { call, map }.into());
         }
         let left = self.settings.lock_timeout.saturating_sub(so_far.waited);
+        let waited_for = token | WAITED_FOR;
+        match word.compare_exchange(token, waited_for, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => {}
+            Err(found) if found == waited_for => {}
+            Err(_) => return Ok(()),
+        }
         let begun = Instant::now();
-        let has_changed = wait(word, token, Some(LOOK_INTERVAL.min(left)));
+        let has_changed = wait(word, waited_for, Some(LOOK_INTERVAL.min(left)));
         so_far.waited += begun.elapsed();
         if has_changed {
             return Ok(());
         }
         if !is_own && self.region.is_dead(holder) {
             // A token comes once: another one, or one of another process in its place, stays.
-            let _ = word.compare_exchange(token, NOT_EXCLUSIVE, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = word.compare_exchange(waited_for, NOT_EXCLUSIVE, Ordering::AcqRel, Ordering::Relaxed);
             wake(word, u32::MAX);
             return Ok(());
         }
@@ -392,8 +402,9 @@ impl Core {
     pub(crate) fn end_exclusive(&self) {
         let word = &self.control().exclusive.0;
         self.exclusive_thread.is_over();
-        word.store(NOT_EXCLUSIVE, Ordering::Release);
-        wake(word, u32::MAX);
+        if word.swap(NOT_EXCLUSIVE, Ordering::Release) & WAITED_FOR != 0 {
+            wake(word, u32::MAX);
+        }
     }
 
     /// Waits until a fold freed a generation, or folds where no background thread does.

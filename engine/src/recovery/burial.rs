@@ -58,9 +58,11 @@ impl Core {
             are_given_up &= self.give_up_preparing(slot, entry);
         }
         let exclusive = &self.control().exclusive.0;
-        let token = exclusive.load(Ordering::Acquire);
-        if is_token_of(owner, token) {
-            let _ = exclusive.compare_exchange(token, NOT_EXCLUSIVE, Ordering::AcqRel, Ordering::Relaxed);
+        // Others may note at this moment that they wait for it.
+        let ended = exclusive.fetch_update(Ordering::AcqRel, Ordering::Acquire, |token| {
+            is_token_of(owner, token).then_some(NOT_EXCLUSIVE)
+        });
+        if ended.is_ok() {
             wake(exclusive, u32::MAX);
         }
         kill_point();

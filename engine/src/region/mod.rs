@@ -94,7 +94,7 @@ const VERSION_WORDS: usize = 9 + LIVE_GENERATIONS_MAX;
 /// Words of the name of a library.
 const LIBRARY_WORDS: usize = 4;
 /// "durashr", and the version of the layout of the region and of what its words mean.
-const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x10");
+const LAYOUT: u64 = u64::from_be_bytes(*b"durashr\x11");
 
 /// The bit of [`Control::life`] that says that the store has stopped, and what each restore adds.
 pub(crate) const STOPPED: u32 = 1;

@@ -25,7 +25,7 @@ use crate::rules::Rules;
 use crate::shared::Shared;
 use crate::state::State;
 use crate::tables::{
-    attached_key, change_key, child_key, mark_key, node_key, parent_key, parents_below, state_key, version_key,
+    attached_key, change_key, implied_key, mark_key, node_key, parent_key, parents_below, state_key, version_key,
 };
 
 /// Changes a tree in a transaction; see [`crate::Tree::writes`].
@@ -46,6 +46,8 @@ pub struct TreeWrites<'t> {
     is_ending: bool,
     /// Whether changes are noted without the node before.
     forgets: bool,
+    /// Whether [`TreeWrites::end_several`] puts the state, once for all revisions.
+    is_several: bool,
 }
 
 /// What [`TreeWrites`] have done, while their transaction does something else; see [`TreeWrites::pause`].
@@ -86,7 +88,30 @@ impl<'t> TreeWrites<'t> {
             suspects: BTreeSet::new(),
             is_ending: false,
             forgets: false,
+            is_several: false,
         })
+    }
+
+    /// Begins writes with several revisions, for changes by single calls. Nothing else may use the transaction before
+    /// [`TreeWrites::end_several`].
+    pub(crate) fn begin_several(tree: &'t Shared, tx: &'t mut Transaction) -> Result<TreeWrites<'t>> {
+        let mut writes = TreeWrites::begin(tree, tx)?;
+        writes.is_several = true;
+        Ok(writes)
+    }
+
+    /// What follows has the next revision.
+    pub(crate) fn end_revision(&mut self) {
+        self.has_begun = false;
+        self.next_sub = 0;
+        self.created.clear();
+        self.suspects.clear();
+    }
+
+    /// Puts the state that all revisions have led to.
+    pub(crate) fn end_several(mut self) -> Result<()> {
+        self.is_several = false;
+        self.put_state()
     }
 
     /// Frees the transaction for something else. [`crate::Tree::resume`] goes on: what follows has this revision too.
@@ -194,8 +219,11 @@ impl<'t> TreeWrites<'t> {
         self.begin_revision()?;
         let revision = self.state.revision;
         self.note(ChangeKind::Put, path, old.as_deref())?;
-        if old.is_none() && self.reading().children(Some(path))?.count == 0 {
-            self.link(path)?;
+        if old.is_none() {
+            match self.reading().children(Some(path))?.count {
+                0 => self.link(path)?,
+                _ => self.imply(path, false)?,
+            }
         }
         let node = Node {
             create_revision: old_head.map_or(revision, |head| head.create_revision),
@@ -309,8 +337,9 @@ impl<'t> TreeWrites<'t> {
         let tables = &self.tree.tables;
         self.tx.delete(&tables.nodes, node_key(self.tree.id, path))?;
         self.attach(path, head.lease, 0)?;
-        if self.reading().children(Some(path))?.count == 0 {
-            self.unlink(path)?;
+        match self.reading().children(Some(path))? {
+            Children { count: 0, version } => self.unlink(path, version)?,
+            _ => self.imply(path, true)?,
         }
         self.follow(&effect)?;
         self.forget_kept(path)?;
@@ -343,10 +372,10 @@ impl<'t> TreeWrites<'t> {
         let (first, end) = (node_key(id, &low), node_key(id, &high));
         self.tx.delete_range(&tables.nodes, &first[..]..&end[..])?;
         let (first, end) = parents_below(id, path);
-        for map in [&tables.children, &tables.parents] {
+        for map in [&tables.implied, &tables.parents] {
             self.tx.delete_range(map, &first[..]..&end[..])?;
         }
-        self.delete_children_of(path)?;
+        self.delete_implied_children_of(path)?;
         let tables = &self.tree.tables;
         self.tx.delete(&tables.parents, parent_key(id, Some(path)))?;
         // Those for a path without a node are about its children.
@@ -356,7 +385,8 @@ impl<'t> TreeWrites<'t> {
             // Without children it ends like any other node.
             self.delete(path)?;
         } else {
-            self.unlink(path)?;
+            self.imply(path, false)?;
+            self.unlink(path, 0)?;
         }
         self.end_unkept()?;
         Ok(below + u64::from(is_node))
@@ -386,15 +416,15 @@ impl<'t> TreeWrites<'t> {
         deleted
     }
 
-    /// Removes the list of children of a path.
-    fn delete_children_of(&mut self, path: &[u8]) -> Result<()> {
+    /// Removes the implied children of a path.
+    fn delete_implied_children_of(&mut self, path: &[u8]) -> Result<()> {
         let prefix = parent_key(self.tree.id, Some(path));
         // The prefix ends with a byte 0, so the next prefix of this length is the end.
         let mut end = prefix.clone();
         if let Some(last) = end.last_mut() {
             *last += 1;
         }
-        self.tx.delete_range(&self.tree.tables.children, &prefix[..]..&end[..])
+        self.tx.delete_range(&self.tree.tables.implied, &prefix[..]..&end[..])
     }
 
     /// Calls `visit` with the nodes whose paths are in a range of bytes, in order, until it returns `false`. Without `high` the
@@ -527,6 +557,9 @@ impl<'t> TreeWrites<'t> {
     }
 
     pub(crate) fn put_state(&mut self) -> Result<()> {
+        if self.is_several {
+            return Ok(());
+        }
         let key = state_key(self.tree.id);
         self.tx.put(&self.tree.tables.trees, key, self.state.encode())
     }
@@ -672,56 +705,64 @@ impl<'t> TreeWrites<'t> {
         Ok(count)
     }
 
-    /// Adds a path to the children of its parent, and the parent to those of its own, as far as they are new.
+    /// Notes whether a path without a node is implied by nodes below it.
+    fn imply(&mut self, path: &[u8], is_implied: bool) -> Result<()> {
+        let (parent, name) = split(path);
+        let key = implied_key(self.tree.id, parent, name);
+        match is_implied {
+            true => self.tx.put(&self.tree.tables.implied, key, b""),
+            false => self.tx.delete(&self.tree.tables.implied, key),
+        }
+    }
+
+    /// Counts a path that is new among the children of its parent, and the parent among those of its own, as far as they are new.
     fn link(&mut self, path: &[u8]) -> Result<()> {
-        let id = self.tree.id;
         let mut path = path;
         loop {
-            let (parent, name) = split(path);
+            let (parent, _) = split(path);
             let children = self.reading().children(parent)?;
             let more = Children {
                 count: children.count.saturating_add(1),
                 version: children.version.saturating_add(1),
             };
-            let tables = &self.tree.tables;
-            self.tx.put(&tables.children, child_key(id, parent, name), b"")?;
-            self.tx.put(&tables.parents, parent_key(id, parent), more.encode())?;
-            if let Some(parent) = parent {
-                self.suspect_keepers_of(parent)?;
+            let key = parent_key(self.tree.id, parent);
+            self.tx.put(&self.tree.tables.parents, key, more.encode())?;
+            let Some(parent) = parent else { return Ok(()) };
+            self.suspect_keepers_of(parent)?;
+            if children.count > 0 || self.reading().exists(parent)? {
+                return Ok(());
             }
-            match parent {
-                Some(parent) if children.count == 0 && !self.reading().exists(parent)? => path = parent,
-                _ => return Ok(()),
-            }
+            self.imply(parent, true)?;
+            path = parent;
         }
     }
 
-    /// Removes a path from the children of its parent, and the parent from those of its own, as far as nothing is left of them.
-    fn unlink(&mut self, path: &[u8]) -> Result<()> {
+    /// Counts a path no more among the children of its parent, and the parent among those of its own, as far as nothing is left of
+    /// them. `version` is that of its own list of children, which ends with it; 0: it has none.
+    fn unlink(&mut self, path: &[u8], version: u64) -> Result<()> {
         let id = self.tree.id;
-        // What a path without a node had below it has no version any more.
-        self.tx.delete(&self.tree.tables.parents, parent_key(id, Some(path)))?;
+        if version > 0 {
+            self.tx.delete(&self.tree.tables.parents, parent_key(id, Some(path)))?;
+        }
         let mut path = path;
         loop {
-            let (parent, name) = split(path);
+            let (parent, _) = split(path);
             let children = self.reading().children(parent)?;
             let fewer = Children {
                 count: children.count.saturating_sub(1),
                 version: children.version.saturating_add(1),
             };
-            let tables = &self.tree.tables;
-            self.tx.delete(&tables.children, child_key(id, parent, name))?;
             if let Some(parent) = parent {
                 self.suspect_keepers_of(parent)?;
             }
-            let tables = &self.tree.tables;
             let key = parent_key(id, parent);
             match parent {
                 Some(parent) if fewer.count == 0 && !self.reading().exists(parent)? => {
                     self.tx.delete(&self.tree.tables.parents, key)?;
+                    self.imply(parent, false)?;
                     path = parent;
                 }
-                _ => return self.tx.put(&tables.parents, key, fewer.encode()),
+                _ => return self.tx.put(&self.tree.tables.parents, key, fewer.encode()),
             }
         }
     }

@@ -38,7 +38,7 @@ fn damaged_rows_are_errors() {
         .unwrap();
         tree.put("a/c", "2").unwrap();
         let names = [
-            "trees", "nodes", "changes", "versions", "children", "parents", "leases", "rules",
+            "trees", "nodes", "changes", "versions", "implied", "parents", "leases", "rules",
         ];
         for _ in 0..rng.usize(1..4) {
             let map = store

@@ -4,6 +4,7 @@ mod commit;
 mod lease;
 mod nodes;
 mod remote;
+mod rule;
 mod transfer;
 mod watching;
 
@@ -70,8 +71,10 @@ enum Action {
     Ls(nodes::Ls),
     Rm(nodes::Rm),
     Watch(watching::Watch),
+    Watches(watching::Watches),
     Txn(commit::Txn),
     Lease(lease::Lease),
+    Rule(rule::Rule),
     Export(transfer::Export),
     Import(transfer::Import),
     /// Forget the changes before a revision
@@ -99,8 +102,10 @@ impl Tree {
             Action::Ls(ls) => ls.run(output),
             Action::Rm(rm) => rm.run(output),
             Action::Watch(watch) => watch.run(output),
+            Action::Watches(watches) => watches.run(output),
             Action::Txn(txn) => txn.run(output),
             Action::Lease(lease) => lease.run(output),
+            Action::Rule(rule) => rule.run(output),
             Action::Export(export) => export.run(output),
             Action::Import(import) => import.run(output),
             Action::Compact { place, revision } => compact(&place.existing_to_write()?, revision, output),

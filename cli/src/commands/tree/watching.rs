@@ -1,7 +1,7 @@
 //! Printing changes of a tree as they are made.
 
 use std::io::Write;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Args;
 use duramen::tree::{ChangeKind, Event, Pattern, WatchOptions};
@@ -10,9 +10,9 @@ use serde_json::json;
 
 use super::remote::{Remote, of_server};
 use super::{Local, Opened, TreeArguments, object};
-use crate::exit::{Exit, Outcome};
+use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
-use crate::text::Notation;
+use crate::text::{Notation, ago};
 
 const EXAMPLES: &str = r"Examples:
   All changes from revision 2 on, two of them:
@@ -23,6 +23,14 @@ const EXAMPLES: &str = r"Examples:
 
 A line has the revision, `put` or `delete`, the path, and the new payload. Without --from the command
 prints the changes that are made from now on.";
+
+const WATCHES_EXAMPLES: &str = r"Examples:
+  The watches of a tree, with what each has not sent yet:
+    $ duramen tree watches --server unix:duramen.sock
+    $ duramen tree watches --server unix:duramen.sock --json
+
+A line has the stream and its watch, who began it and when, what it watches, the revision up to which it has
+sent all changes, and the number of revisions after that. Programs that open a directory keep no such list.";
 
 /// How long one call waits for changes.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -44,6 +52,43 @@ pub struct Watch {
     /// End after so many lines
     #[arg(long, value_name = "COUNT", default_value_t = u64::MAX, hide_default_value = true)]
     count: u64,
+}
+
+/// List the watches of a tree on a server
+#[derive(Args, Debug)]
+#[command(after_help = WATCHES_EXAMPLES)]
+pub struct Watches {
+    #[command(flatten)]
+    place: TreeArguments,
+}
+
+impl Watches {
+    pub fn run(self, output: &mut Output) -> Outcome {
+        let Opened::Remote(Remote { server, tree, .. }) = self.place.existing()? else {
+            let failure = Failure::wrong_call("only a server keeps a list of its watches");
+            return Err(failure.hint("name it with --server"));
+        };
+        for watch in server.wait(tree.watches())? {
+            if output.is_json {
+                output.json(&json!({
+                    "stream": watch.stream,
+                    "watch": watch.watch,
+                    "principal": (!watch.principal.is_empty()).then_some(watch.principal),
+                    "nodes": watch.nodes,
+                    "since_ms": watch.since_ms,
+                    "revision": watch.revision,
+                    "lag": watch.lag,
+                }))?;
+                continue;
+            }
+            let since = ago(UNIX_EPOCH + Duration::from_millis(watch.since_ms));
+            output.line(format_args!(
+                "{}/{}\t{}\t{since}\t{}\t{}\t{}",
+                watch.stream, watch.watch, watch.principal, watch.nodes, watch.revision, watch.lag
+            ))?;
+        }
+        Ok(Exit::Done)
+    }
 }
 
 impl Watch {

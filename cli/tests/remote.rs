@@ -209,9 +209,9 @@ const CHANGES: &[(Call<'static>, &str)] = &[
         (0, &["tree", "rule", "quota"], &["rule/2", "--bytes", "900", "--json"]),
         "",
     ),
-    ((0, &["tree", "rule", "remove"], &["--quota", "rule/2"]), ""),
-    ((0, &["tree", "rule", "remove"], &["--trigger", "gone", "--json"]), ""),
-    ((3, &["tree", "rule", "remove"], &["--projection", "missing"]), ""),
+    ((0, &["tree", "rule", "remove"], &["quota", "rule/2"]), ""),
+    ((0, &["tree", "rule", "remove"], &["trigger", "gone", "--json"]), ""),
+    ((3, &["tree", "rule", "remove"], &["projection", "missing"]), ""),
 ];
 
 /// What reads a store.

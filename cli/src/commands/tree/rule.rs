@@ -57,9 +57,9 @@ const REBUILD_EXAMPLES: &str = r"Examples:
 const REMOVE_EXAMPLES: &str = r"Examples:
   A trigger or a projection by its name, a quota by its path:
     $ duramen tree rule trigger shop announce --pattern 'web/**' --topic sales
-    $ duramen tree rule remove shop --trigger announce
+    $ duramen tree rule remove shop trigger announce
     $ duramen tree rule quota shop web --nodes 1000
-    $ duramen tree rule remove shop --quota web
+    $ duramen tree rule remove shop quota web
 
 The map of a projection stays as it is.";
 
@@ -138,8 +138,10 @@ enum Action {
     Remove {
         #[command(flatten)]
         place: TreeArguments,
-        #[command(flatten)]
-        rule: Named,
+        /// What it is
+        kind: RuleKind,
+        /// The name of the trigger or projection, or the path of the quota
+        name: String,
     },
 }
 
@@ -150,19 +152,22 @@ enum Kind {
     Delete,
 }
 
-/// Which rule.
-#[derive(Args, Debug)]
-#[group(required = true, multiple = false)]
-struct Named {
-    /// The trigger of this name
-    #[arg(long, value_name = "NAME")]
-    trigger: Option<String>,
-    /// The projection of this name
-    #[arg(long, value_name = "NAME")]
-    projection: Option<String>,
-    /// The quota of this path
-    #[arg(long, value_name = "PATH")]
-    quota: Option<String>,
+/// A kind of rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum RuleKind {
+    Trigger,
+    Projection,
+    Quota,
+}
+
+impl RuleKind {
+    fn name(self) -> &'static str {
+        match self {
+            RuleKind::Trigger => "trigger",
+            RuleKind::Projection => "projection",
+            RuleKind::Quota => "quota",
+        }
+    }
 }
 
 /// The rules of a tree.
@@ -222,8 +227,9 @@ impl Rule {
                 }
                 Ok(Exit::Done)
             }
-            Action::Remove { place, rule } => {
-                let (kind, name) = rule.remove(&place)?;
+            Action::Remove { place, kind, name } => {
+                remove(&place, kind, &name)?;
+                let kind = kind.name();
                 match output.is_json {
                     true => output.json(&json!({"removed": {kind: name}}))?,
                     false => output.line(format_args!("removed the {kind} {name}"))?,
@@ -302,33 +308,24 @@ fn rebuild(opened: &Opened, name: &str) -> Outcome<u64> {
     }
 }
 
-impl Named {
-    /// Removes the rule. Returns its kind and name.
-    fn remove(self, place: &TreeArguments) -> Outcome<(&'static str, String)> {
-        let (kind, name) = match (self.trigger, self.projection, self.quota) {
-            (Some(name), _, _) => ("trigger", name),
-            (_, Some(name), _) => ("projection", name),
-            (_, _, path) => ("quota", path.unwrap_or_default()),
-        };
-        let path = match kind {
-            "quota" => place.path(&name)?,
-            _ => Vec::new(),
-        };
-        match place.existing_to_write()? {
-            Opened::Local(local) => local.tree.transact(|tree| match kind {
-                "trigger" => tree.remove_trigger(&name),
-                "projection" => tree.remove_projection(&name),
-                _ => tree.remove_quota(&path),
-            })?,
-            Opened::Remote(Remote { server, tree, .. }) => server.wait(async {
-                match kind {
-                    "trigger" => tree.remove_trigger(&name).await,
-                    "projection" => tree.remove_projection(&name).await,
-                    _ => tree.remove_quota(&path).await,
-                }
-            })?,
-        }
-        Ok((kind, name))
+fn remove(place: &TreeArguments, kind: RuleKind, name: &str) -> Outcome<()> {
+    let path = match kind {
+        RuleKind::Quota => place.path(name)?,
+        RuleKind::Trigger | RuleKind::Projection => Vec::new(),
+    };
+    match place.existing_to_write()? {
+        Opened::Local(local) => Ok(local.tree.transact(|tree| match kind {
+            RuleKind::Trigger => tree.remove_trigger(name),
+            RuleKind::Projection => tree.remove_projection(name),
+            RuleKind::Quota => tree.remove_quota(&path),
+        })?),
+        Opened::Remote(Remote { server, tree, .. }) => server.wait(async {
+            match kind {
+                RuleKind::Trigger => tree.remove_trigger(name).await,
+                RuleKind::Projection => tree.remove_projection(name).await,
+                RuleKind::Quota => tree.remove_quota(&path).await,
+            }
+        }),
     }
 }
 

@@ -176,7 +176,7 @@ const CHANGES: &[(Call<'static>, &str)] = &[
     ),
     (
         (
-            3,
+            2,
             &["tree", "rule", "trigger"],
             &["lost", "--pattern", "rule/*", "--topic", "missing"],
         ),
@@ -201,17 +201,17 @@ const CHANGES: &[(Call<'static>, &str)] = &[
     ((0, &["tree", "rule", "quota"], &["rule", "--nodes", "2"]), ""),
     ((0, &["tree", "put"], &["rule/1", "x"]), ""),
     ((0, &["tree", "put"], &["rule/2", "y"]), ""),
-    ((3, &["tree", "put"], &["rule/3", "z"]), ""),
+    ((4, &["tree", "put"], &["rule/3", "z"]), ""),
     ((0, &["tree", "rm"], &["rule/1"]), ""),
     ((0, &["tree", "rule", "rebuild"], &["flat"]), ""),
-    ((3, &["tree", "rule", "rebuild"], &["missing"]), ""),
+    ((2, &["tree", "rule", "rebuild"], &["missing"]), ""),
     (
         (0, &["tree", "rule", "quota"], &["rule/2", "--bytes", "900", "--json"]),
         "",
     ),
     ((0, &["tree", "rule", "remove"], &["quota", "rule/2"]), ""),
     ((0, &["tree", "rule", "remove"], &["trigger", "gone", "--json"]), ""),
-    ((3, &["tree", "rule", "remove"], &["projection", "missing"]), ""),
+    ((2, &["tree", "rule", "remove"], &["projection", "missing"]), ""),
 ];
 
 /// What reads a store.

@@ -116,15 +116,15 @@ pub enum TreeError {
     },
     /// The quota of a path is used up.
     #[error(
-        "the quota of {path:?} is reached: {nodes} nodes, and {bytes} bytes of paths and payloads; delete nodes there, or set \
-         a larger quota"
+        "the quota of {path:?} is reached: {}; delete nodes there, or set a larger quota",
+        limits(*nodes, *bytes)
     )]
     QuotaReached {
         /// The path with the quota, as text.
         path: String,
-        /// Most nodes.
+        /// Most nodes; [`u64::MAX`]: any number.
         nodes: u64,
-        /// Most bytes.
+        /// Most bytes; [`u64::MAX`]: any number.
         bytes: u64,
     },
     /// A rule that the tree does not have.
@@ -166,6 +166,17 @@ pub enum TreeError {
         /// The maximum.
         max: usize,
     },
+}
+
+/// The limits of a quota; the greatest number is no limit.
+fn limits(nodes: u64, bytes: u64) -> String {
+    let nodes = (nodes < u64::MAX).then(|| match nodes {
+        1 => "1 node".to_string(),
+        nodes => format!("{nodes} nodes"),
+    });
+    let bytes = (bytes < u64::MAX).then(|| format!("{bytes} bytes of paths and payloads"));
+    let limits: Vec<_> = nodes.into_iter().chain(bytes).collect();
+    limits.join(", and ")
 }
 
 impl TreeError {

@@ -42,9 +42,9 @@ pub struct Projection {
 /// How much there may be at a path and below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// Most nodes.
+    /// Most nodes; [`u64::MAX`]: any number.
     pub nodes: u64,
-    /// Most bytes of all paths and payloads.
+    /// Most bytes of all paths and payloads; [`u64::MAX`]: any number.
     pub bytes: u64,
 }
 

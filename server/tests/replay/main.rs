@@ -60,7 +60,7 @@ fn contents(store: &Store) -> Vec<String> {
         "tree.nodes",
         "tree.changes",
         "tree.versions",
-        "tree.children",
+        "tree.implied",
         "tree.parents",
         "tree.leases",
         "tree.rules",

@@ -337,7 +337,9 @@ fn damage_of_any_object_is_found() {
         assert!(is_told, "{error}");
     }
     let of_format = |format: u32| {
-        let other = text.replace("\"format\": 2", &format!("\"format\": {format}"));
+        let current = format!("\"format\": {}", chain[2].format);
+        let other = text.replace(&current, &format!("\"format\": {format}"));
+        assert_ne!(other, text);
         run(objects.put(&path, PutPayload::from(other.into_bytes()))).unwrap();
         verify(&backup, None).unwrap_err()
     };

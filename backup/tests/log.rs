@@ -264,12 +264,16 @@ fn damage_of_a_segment_is_found() {
     damaged.extend((0..sound.len()).step_by(7).map(|end| sound[..end].to_vec()));
     damaged.push([&sound[..], b"more"].concat());
     for bytes in damaged {
+        // The number of the format is behind the first 8 bytes.
+        let is_of_format = bytes.get(8..12) != sound.get(8..12);
         put(bytes);
         let error = verify(&backup, Moment::Newest).unwrap_err();
-        assert!(
-            matches!(error, BackupError::Damaged { .. } | BackupError::NewerFormat { .. }),
-            "{error}"
-        );
+        let is_told = match error {
+            BackupError::NewerFormat { .. } | BackupError::OlderFormat { .. } => is_of_format,
+            BackupError::Damaged { .. } => true,
+            _ => false,
+        };
+        assert!(is_told, "{error}");
     }
     // What does not need it is there.
     assert_eq!(verify(&backup, Moment::Export(1)).unwrap().segments, 0);

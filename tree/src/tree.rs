@@ -456,7 +456,8 @@ impl Tree {
 
     /// Removes the rows of compacted revisions. No other change writes them, so this needs no turn among the writers. A power cut may
     /// bring rows back, which are removed again: so no commit waits for the device. It pauses most of the time: writers need the
-    /// processors, and so does the fold that follows. It still removes more rows than a writer can make.
+    /// processors, and so does the fold that follows. Calls that change one node each make fewer revisions in that time than it
+    /// removes.
     fn remove_compacted(&self) -> Result<()> {
         let shared = &self.shared;
         let options = TransactionOptions::new().durability(Durability::Written);

@@ -190,3 +190,43 @@ fn stat_shows_topics_trees_and_checkpoints_near_and_far() {
         );
     }
 }
+
+/// Ends with the test, also with one that fails.
+struct Watching(std::process::Child);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_server_lists_the_watches_that_a_directory_has_no_list_of() {
+    let scratch = Scratch::new();
+    scratch.done(&["tree", "put", "shop", "web/port", "80"]);
+    assert_eq!(scratch.run(&["tree", "watches", "shop"]).code, 2);
+    let server = Server::start(&scratch.path("shop"));
+    let place = ["--server", &server.place];
+    let mut command = scratch.command("duramen");
+    command.args(["tree", "watch"]).args(place).args(["web", "--from", "2"]);
+    let _watching = Watching(command.stdout(std::process::Stdio::null()).spawn().unwrap());
+    let listed = loop {
+        let listed = scratch
+            .done(&[&["tree", "watches", "--json"], &place[..]].concat())
+            .json();
+        if listed.first().is_some_and(|watch| watch["lag"] == 0) {
+            break listed;
+        }
+    };
+    assert_eq!(listed.len(), 1);
+    assert_eq!(
+        (&listed[0]["revision"], &listed[0]["principal"]),
+        (&json!(2), &json!(null))
+    );
+    let line = scratch.done(&[&["tree", "watches"], &place[..]].concat());
+    let parts: Vec<_> = line.text().trim_end().split('\t').collect();
+    assert_eq!(parts.len(), 6, "{parts:?}");
+    assert!(parts[2].ends_with("ago") && parts[3].contains("web"), "{parts:?}");
+    assert_eq!(parts[4..], ["2", "0"]);
+}

@@ -70,7 +70,7 @@ pub(crate) const NOT_EXCLUSIVE: u32 = 0;
 
 /// Bit of a token for which another thread may sleep: without it the holder wakes no thread, which would be a call of the system
 /// for each exclusive transaction.
-const WAITED_FOR: u32 = 1 << 19;
+pub(crate) const WAITED_FOR: u32 = 1 << 19;
 
 /// The `count`-th token of all; it says which process has it.
 fn exclusive_token(owner: Owner, count: u32) -> u32 {

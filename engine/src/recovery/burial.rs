@@ -176,6 +176,7 @@ mod tests {
     use duramen_io::SimDisk;
 
     use super::*;
+    use crate::commit::WAITED_FOR;
     use crate::{Durability, Maintenance, Options, Store, TransactionOptions};
 
     fn open(disk: &SimDisk) -> ManuallyDrop<Store> {
@@ -195,6 +196,8 @@ mod tests {
         std::mem::forget(exclusive.expect("no other writer"));
         other.core().region.seat().stand_up();
         let core = store.core();
+        // A thread of this process waits for it.
+        core.control().exclusive.0.fetch_or(WAITED_FOR, Ordering::AcqRel);
         core.bury_the_dead();
         assert_eq!(core.control().exclusive.0.load(Ordering::Acquire), NOT_EXCLUSIVE);
         map.put(b"key", b"value").expect("a put");

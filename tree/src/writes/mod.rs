@@ -47,7 +47,7 @@ pub struct TreeWrites<'t> {
     /// Whether changes are noted without the node before.
     forgets: bool,
     /// Whether [`TreeWrites::end_several`] puts the state, once for all revisions.
-    is_several: bool,
+    defers_state: bool,
 }
 
 /// What [`TreeWrites`] have done, while their transaction does something else; see [`TreeWrites::pause`].
@@ -88,7 +88,7 @@ impl<'t> TreeWrites<'t> {
             suspects: BTreeSet::new(),
             is_ending: false,
             forgets: false,
-            is_several: false,
+            defers_state: false,
         })
     }
 
@@ -96,7 +96,7 @@ impl<'t> TreeWrites<'t> {
     /// [`TreeWrites::end_several`].
     pub(crate) fn begin_several(tree: &'t Shared, tx: &'t mut Transaction) -> Result<TreeWrites<'t>> {
         let mut writes = TreeWrites::begin(tree, tx)?;
-        writes.is_several = true;
+        writes.defers_state = true;
         Ok(writes)
     }
 
@@ -110,7 +110,7 @@ impl<'t> TreeWrites<'t> {
 
     /// Puts the state that all revisions have led to.
     pub(crate) fn end_several(mut self) -> Result<()> {
-        self.is_several = false;
+        self.defers_state = false;
         self.put_state()
     }
 
@@ -557,7 +557,7 @@ impl<'t> TreeWrites<'t> {
     }
 
     pub(crate) fn put_state(&mut self) -> Result<()> {
-        if self.is_several {
+        if self.defers_state {
             return Ok(());
         }
         let key = state_key(self.tree.id);

@@ -82,9 +82,11 @@ impl Watches {
                 continue;
             }
             let since = ago(UNIX_EPOCH + Duration::from_millis(watch.since_ms));
+            // What clients sent must not end the line.
+            let [principal, nodes] = [watch.principal, watch.nodes].map(|text| Notation::Escapes.show(text.as_bytes()));
             output.line(format_args!(
-                "{}/{}\t{}\t{since}\t{}\t{}\t{}",
-                watch.stream, watch.watch, watch.principal, watch.nodes, watch.revision, watch.lag
+                "{}/{}\t{principal}\t{since}\t{nodes}\t{}\t{}",
+                watch.stream, watch.watch, watch.revision, watch.lag
             ))?;
         }
         Ok(Exit::Done)

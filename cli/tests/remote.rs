@@ -198,6 +198,14 @@ const CHANGES: &[(Call<'static>, &str)] = &[
         ),
         "",
     ),
+    (
+        (
+            0,
+            &["tree", "rule", "projection"],
+            &["with\ttab", "--pattern", "tabs/*", "--map", "tabs"],
+        ),
+        "",
+    ),
     ((0, &["tree", "rule", "quota"], &["rule", "--nodes", "2"]), ""),
     ((0, &["tree", "put"], &["rule/1", "x"]), ""),
     ((0, &["tree", "put"], &["rule/2", "y"]), ""),

@@ -230,3 +230,59 @@ fn a_server_lists_the_watches_that_a_directory_has_no_list_of() {
     assert!(parts[2].ends_with("ago") && parts[3].contains("web"), "{parts:?}");
     assert_eq!(parts[4..], ["2", "0"]);
 }
+
+#[test]
+fn rules_are_listed_with_a_line_each_whatever_their_names_are() {
+    let scratch = Scratch::new();
+    scratch.done(&["publish", "shop", "sales", "first", "--create"]);
+    let of_trigger = ["--pattern", "web/**", "--topic", "sales", "--only", "put"];
+    scratch.done(&[&["tree", "rule", "trigger", "shop", "a\tb\nc"], &of_trigger[..]].concat());
+    scratch.done(&[
+        "tree",
+        "rule",
+        "projection",
+        "shop",
+        "ports",
+        "--pattern",
+        "*/port",
+        "--map",
+        "ports",
+    ]);
+    scratch.done(&["tree", "rule", "quota", "shop", "web", "--nodes", "1"]);
+    scratch.done(&["tree", "put", "shop", "web/port", "80"]);
+    let refused = scratch.run(&["tree", "put", "shop", "web/host", "example"]);
+    assert_eq!(refused.code, 4);
+    assert!(
+        refused.stderr.contains("is reached: 1 node; delete"),
+        "{}",
+        refused.stderr
+    );
+    let listed = scratch.done(&["tree", "rule", "list", "shop"]);
+    let expected =
+        "trigger\ta\\tb\\nc\tweb/**\tsales\tput\nprojection\tports\t*/port\tports\nquota\tweb\t1/1\t10/any\n";
+    assert_eq!(listed.text(), expected);
+    assert_eq!(
+        scratch.done(&["get", "shop", "web/port", "--map", "ports"]).text(),
+        "80\n"
+    );
+    scratch.done(&["put", "shop", "web/port", "wrong", "--map", "ports"]);
+    assert_eq!(
+        scratch.done(&["tree", "rule", "rebuild", "shop", "ports"]).text(),
+        "1 pair\n"
+    );
+    assert_eq!(
+        scratch.done(&["get", "shop", "web/port", "--map", "ports"]).text(),
+        "80\n"
+    );
+    let messages = scratch
+        .done(&["subscribe", "shop", "sales", "--count", "2", "--json"])
+        .json();
+    assert_eq!(
+        (&messages[1]["key"], &messages[1]["payload"]),
+        (&json!("web/port"), &json!("80"))
+    );
+    for rule in [["trigger", "a\tb\nc"], ["projection", "ports"], ["quota", "web"]] {
+        scratch.done(&[&["tree", "rule", "remove", "shop"], &rule[..]].concat());
+    }
+    assert_eq!(scratch.done(&["tree", "rule", "list", "shop"]).text(), "");
+}

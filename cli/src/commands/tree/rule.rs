@@ -378,6 +378,11 @@ fn rules(opened: &Opened) -> Outcome<Rules> {
     }
 }
 
+/// Text in which no character parts columns or lines.
+fn escaped(text: &str) -> String {
+    Notation::Escapes.show(text.as_bytes())
+}
+
 fn list(opened: &Opened, notation: Notation, output: &mut Output) -> Outcome {
     let rules = rules(opened)?;
     for (name, Trigger { pattern, kind, topic }) in &rules.triggers {
@@ -389,7 +394,9 @@ fn list(opened: &Opened, notation: Notation, output: &mut Output) -> Outcome {
         match output.is_json {
             true => output.json(&json!({"trigger": name, "pattern": pattern, "topic": topic, "only": only}))?,
             false => output.line(format_args!(
-                "trigger\t{name}\t{pattern}\t{topic}\t{}",
+                "trigger\t{}\t{}\t{topic}\t{}",
+                escaped(name),
+                escaped(&pattern),
                 only.unwrap_or("all")
             ))?,
         }
@@ -398,7 +405,10 @@ fn list(opened: &Opened, notation: Notation, output: &mut Output) -> Outcome {
         let pattern = pattern.to_string();
         match output.is_json {
             true => output.json(&json!({"projection": name, "pattern": pattern, "map": map}))?,
-            false => output.line(format_args!("projection\t{name}\t{pattern}\t{map}"))?,
+            false => {
+                let [name, pattern, map] = [name, &pattern, map].map(|text| escaped(text));
+                output.line(format_args!("projection\t{name}\t{pattern}\t{map}"))?;
+            }
         }
     }
     for used in &rules.quotas {

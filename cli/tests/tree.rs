@@ -191,7 +191,7 @@ fn stat_shows_topics_trees_and_checkpoints_near_and_far() {
     }
 }
 
-/// Ends with the test, also with one that fails.
+/// Ends with the test, also when that fails.
 struct Watching(std::process::Child);
 
 impl Drop for Watching {

@@ -52,8 +52,13 @@ pub(crate) fn names(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 /// Whether a path is another one, or below it.
 pub(crate) fn is_within(path: &[u8], top: &[u8]) -> bool {
+    path == top || is_below(path, top)
+}
+
+/// Whether a path is below another one.
+pub(crate) fn is_below(path: &[u8], top: &[u8]) -> bool {
     path.strip_prefix(top)
-        .is_some_and(|rest| rest.first().is_none_or(|byte| *byte == SEPARATOR))
+        .is_some_and(|rest| rest.first() == Some(&SEPARATOR))
 }
 
 /// The bytes between which all paths below a path lie: from `path/` up to the byte after it.

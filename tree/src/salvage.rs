@@ -14,7 +14,7 @@ use duramen_engine::{Batch, Kind, Lost, Map, Reason, Result, Snapshot, Store};
 
 use crate::lease::LeasesLeft;
 use crate::node::{Children, Head, Node};
-use crate::path::{SEPARATOR, check, shown, split};
+use crate::path::{check, is_below, shown, split};
 use crate::rules::{Projection, QuotaUse, Trigger};
 use crate::state::State;
 use crate::tables::{
@@ -508,11 +508,6 @@ impl Saving<'_> {
         }
         Ok(())
     }
-}
-
-fn is_below(path: &[u8], parent: &[u8]) -> bool {
-    path.strip_prefix(parent)
-        .is_some_and(|rest| rest.first() == Some(&SEPARATOR))
 }
 
 /// Writes rows to the new store. They are in the store after a flush.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use duramen_io::{OpenMode, Owner, WordLock, wake};
 
-use crate::commit::{NOT_EXCLUSIVE, is_token_of};
+use crate::commit::exclusive::{NOT_EXCLUSIVE, is_token_of};
 use crate::core::Core;
 use crate::error::Result;
 use crate::log::FoldCosts;
@@ -176,7 +176,7 @@ mod tests {
     use duramen_io::SimDisk;
 
     use super::*;
-    use crate::commit::WAITED_FOR;
+    use crate::commit::exclusive::WAITED_FOR;
     use crate::{Durability, Maintenance, Options, Store, TransactionOptions};
 
     fn open(disk: &SimDisk) -> ManuallyDrop<Store> {

@@ -39,6 +39,7 @@ fn assert_all_shown(text: &str) {
         "published: offsets",
         "packed: every message before offset 4 is acknowledged",
         "sold: 1 apple, 11 left, announced at offset 0",
+        "till: opened at revision ",
         "refused: MAP_NOT_FOUND: ",
         "refused: KEY_REUSED: ",
         "all as expected",

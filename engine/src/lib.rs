@@ -1,7 +1,7 @@
 //! The ordered, transactional, memory-mapped store that everything in Duramen stands on.
 //!
 //! Programs use it through the `duramen` crate, which has the overview. Inside, the layers are declared bottom first,
-//! and each imports only from those declared before it; `duramen/tests/layers.rs` checks that. `ARCHITECTURE.md` at the root of
+//! and each imports only from those declared before it; `duramen/tests/suite/layers.rs` checks that. `ARCHITECTURE.md` at the root of
 //! the repository tells the life of a write, a read and a crash, and in which order to read the code.
 //!
 //! `unsafe` is used for three things: memory that is mapped from files (`datafile`, `log`, `region`, `allocator`), the

@@ -1,5 +1,5 @@
 //! Bugs that are planted on purpose, each at a place where it could happen by mistake, to see whether the
-//! tests find it (`tests/planted.rs`). They exist only with the cargo feature `planted-bugs`, which the engine's own
+//! tests find it (`tests/suite/planted.rs`). They exist only with the cargo feature `planted-bugs`, which the engine's own
 //! tests turn on; without it every question is answered by a constant, and nothing of this is in the program.
 //!
 //! A bug is planted for one thread, so that tests beside it are not disturbed: for stores with manual maintenance,

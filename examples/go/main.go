@@ -1,4 +1,4 @@
-// A shop on a Duramen server: publishing, a group, a transaction, a watch, and errors.
+// A shop on a Duramen server: publishing, a group, a transaction, a watch, a tree, and errors.
 //
 // Usage: go run . [HOST:PORT]
 //
@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -46,6 +47,7 @@ type server struct {
 	maps         pb.MapsClient
 	topics       pb.TopicsClient
 	transactions pb.TransactionsClient
+	trees        pb.TreesClient
 	watch        pb.WatchClient
 }
 
@@ -74,6 +76,7 @@ func run(ctx context.Context, address string) error {
 		maps:         pb.NewMapsClient(conn),
 		topics:       pb.NewTopicsClient(conn),
 		transactions: pb.NewTransactionsClient(conn),
+		trees:        pb.NewTreesClient(conn),
 		watch:        pb.NewWatchClient(conn),
 	}
 	if err := s.prepare(ctx); err != nil {
@@ -91,6 +94,9 @@ func run(ctx context.Context, address string) error {
 	}
 	if err := s.followPrices(ctx); err != nil {
 		return fmt.Errorf("follow prices: %w", err)
+	}
+	if err := s.openTill(ctx); err != nil {
+		return fmt.Errorf("open a till: %w", err)
 	}
 	if err := s.fail(ctx); err != nil {
 		return fmt.Errorf("fail: %w", err)
@@ -464,6 +470,131 @@ func (s *server) setPrice(ctx context.Context, price string) error {
 	request := &pb.PutRequest{Map: "prices", Key: []byte("apples"), Value: []byte(price), Options: once()}
 	_, err := s.maps.Put(ctx, request)
 	return err
+}
+
+// openTill registers a till in a tree, changes a setting that the till follows, and closes the till.
+func (s *server) openTill(ctx context.Context) error {
+	if _, err := s.trees.CreateTree(ctx, &pb.CreateTreeRequest{Tree: "shop", Options: once()}); err != nil {
+		return err
+	}
+	// A till that breaks down does not keep its lease alive. The lease ends, and the node of the till goes with it.
+	granted, err := s.trees.GrantLease(ctx, &pb.GrantLeaseRequest{Tree: "shop", TtlMs: 60_000, Options: once()})
+	if err != nil {
+		return err
+	}
+	lease := granted.Lease.Lease
+	till := "tills/" + rand.Text()
+	opened, err := s.putNode(ctx, &pb.PutNodeOperation{
+		Path:    []byte(till),
+		Payload: []byte("open"),
+		Mode:    pb.PutMode_PUT_MODE_CREATE,
+		Lease:   &pb.PutNodeOperation_Attach{Attach: lease},
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.keepAlive(ctx, lease); err != nil {
+		return err
+	}
+
+	// A new discount is stored only where the discount is still the one that was read.
+	discount := func(payload string, expected []byte) *pb.PutNodeOperation {
+		return &pb.PutNodeOperation{Path: []byte("settings/discount"), Payload: []byte(payload), Expected: expected}
+	}
+	if _, err := s.putNode(ctx, discount("5", nil)); err != nil {
+		return err
+	}
+	changed, err := s.putNode(ctx, discount("10", []byte("5")))
+	if err != nil {
+		return err
+	}
+	if err := check(string(changed.Before.GetPayload()) == "5", "the node before is %v", changed.Before); err != nil {
+		return err
+	}
+	_, err = s.putNode(ctx, discount("20", []byte("5")))
+	if err := check(reasonOf(err) == "NODE_MISMATCH", "a put that expects an old payload led to %v", err); err != nil {
+		return err
+	}
+
+	// Earlier revisions stay readable until the tree is compacted.
+	earlier, err := s.trees.GetNode(ctx, &pb.GetNodeRequest{
+		Tree:     "shop",
+		Path:     []byte("settings/discount"),
+		Revision: changed.Revision - 1,
+	})
+	if err != nil {
+		return err
+	}
+	if err := check(string(earlier.Node.GetPayload()) == "5", "the earlier revision has %v", earlier.Node); err != nil {
+		return err
+	}
+
+	_, err = s.trees.RevokeLease(ctx, &pb.RevokeLeaseRequest{Tree: "shop", Lease: lease, Options: once()})
+	if err != nil {
+		return err
+	}
+	closed, err := s.watchTill(ctx, till, opened.Revision)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("till: opened at revision %d, closed at revision %d\n", opened.Revision, closed)
+	return nil
+}
+
+func (s *server) putNode(ctx context.Context, put *pb.PutNodeOperation) (*pb.PutNodeResponse, error) {
+	return s.trees.PutNode(ctx, &pb.PutNodeRequest{Tree: "shop", Put: put, Options: once()})
+}
+
+// keepAlive lets a lease last its whole time from now on. A program that holds a lease for long keeps such a stream open.
+func (s *server) keepAlive(ctx context.Context, lease uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	leases, err := s.trees.KeepLeasesAlive(ctx)
+	if err != nil {
+		return err
+	}
+	if err := leases.Send(&pb.KeepLeaseAliveRequest{Tree: "shop", Lease: lease, Options: once()}); err != nil {
+		return err
+	}
+	kept, err := leases.Recv()
+	if err != nil {
+		return err
+	}
+	return check(kept.Lease.GetLease() == lease, "the lease is %v", kept.Lease)
+}
+
+// watchTill follows the tree from a revision on until a till is closed. It returns the revision that closed it. A watch may
+// begin in the past: it shows each change since then, with the node before it.
+func (s *server) watchTill(ctx context.Context, till string, from uint64) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	watches, err := s.trees.WatchNodes(ctx)
+	if err != nil {
+		return 0, err
+	}
+	begin := &pb.BeginWatch{Tree: "shop", Watch: 1, FromRevision: from}
+	err = watches.Send(&pb.WatchNodesRequest{Request: &pb.WatchNodesRequest_Begin{Begin: begin}})
+	if err != nil {
+		return 0, err
+	}
+	var discounts []string
+	for {
+		response, err := watches.Recv()
+		if err != nil {
+			return 0, err
+		}
+		for _, event := range response.GetEvents().GetEvents() {
+			switch string(event.Path) {
+			case "settings/discount":
+				discounts = append(discounts, string(event.Node.GetPayload()))
+			case till:
+				if event.Node == nil {
+					isShown := slices.Equal(discounts, []string{"5", "10"})
+					return event.Revision, check(isShown, "the watch shows the discounts %v", discounts)
+				}
+			}
+		}
+	}
 }
 
 // fail makes calls that the server refuses, and looks at the code and the reason.

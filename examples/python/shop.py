@@ -1,4 +1,4 @@
-"""A shop on a Duramen server: publishing, a group, a transaction, a watch, and errors.
+"""A shop on a Duramen server: publishing, a group, a transaction, a watch, a tree, and errors.
 
 Usage: python shop.py [HOST:PORT]
 
@@ -21,6 +21,8 @@ from duramen.v1 import topics_pb2 as topics
 from duramen.v1 import topics_pb2_grpc
 from duramen.v1 import transactions_pb2 as transactions
 from duramen.v1 import transactions_pb2_grpc
+from duramen.v1 import trees_pb2 as trees
+from duramen.v1 import trees_pb2_grpc
 from duramen.v1 import watch_pb2 as watch
 from duramen.v1 import watch_pb2_grpc
 
@@ -51,6 +53,7 @@ class Server:
         self.maps = maps_pb2_grpc.MapsStub(channel)
         self.topics = topics_pb2_grpc.TopicsStub(channel)
         self.transactions = transactions_pb2_grpc.TransactionsStub(channel)
+        self.trees = trees_pb2_grpc.TreesStub(channel)
         self.watch = watch_pb2_grpc.WatchStub(channel)
 
 
@@ -248,6 +251,57 @@ def set_price(server: Server, fruit: bytes, price: bytes) -> None:
     server.maps.Put(maps.PutRequest(map="prices", key=fruit, value=price, options=once()), timeout=TIMEOUT)
 
 
+def open_till(server: Server) -> None:
+    """Registers a till in a tree, changes a setting that the till follows, and closes the till."""
+    server.trees.CreateTree(trees.CreateTreeRequest(tree="shop", options=once()), timeout=TIMEOUT)
+    # A till that breaks down does not keep its lease alive. The lease ends, and the node of the till goes with it.
+    grant = trees.GrantLeaseRequest(tree="shop", ttl_ms=60_000, options=once())
+    lease = server.trees.GrantLease(grant, timeout=TIMEOUT).lease.lease
+    till = b"tills/" + uuid.uuid4().hex.encode()
+    opened = put_node(server, path=till, payload=b"open", mode=trees.PUT_MODE_CREATE, attach=lease)
+    keep = trees.KeepLeaseAliveRequest(tree="shop", lease=lease, options=once())
+    kept = next(server.trees.KeepLeasesAlive(iter([keep]), timeout=TIMEOUT))
+    check(kept.lease.lease == lease, "the lease lasts its whole time again")
+
+    # A new discount is stored only where the discount is still the one that was read.
+    put_node(server, path=b"settings/discount", payload=b"5")
+    changed = put_node(server, path=b"settings/discount", payload=b"10", expected=b"5")
+    check(changed.before.payload == b"5", "a put returns the node before")
+    try:
+        put_node(server, path=b"settings/discount", payload=b"20", expected=b"5")
+    except grpc.RpcError as error:
+        check(reason_of(error) == "NODE_MISMATCH", f"the reason, {reason_of(error)}")
+    else:
+        check(False, "a put that expects an old payload is refused")
+
+    # Earlier revisions stay readable until the tree is compacted.
+    read = trees.GetNodeRequest(tree="shop", path=b"settings/discount", revision=changed.revision - 1)
+    check(server.trees.GetNode(read, timeout=TIMEOUT).node.payload == b"5", "an earlier revision can be read")
+
+    revoke = trees.RevokeLeaseRequest(tree="shop", lease=lease, options=once())
+    server.trees.RevokeLease(revoke, timeout=TIMEOUT)
+
+    # A watch may begin in the past. It shows each change since the till was opened, with the node before it.
+    begin = trees.BeginWatch(tree="shop", watch=1, from_revision=opened.revision)
+    responses = server.trees.WatchNodes(iter([trees.WatchNodesRequest(begin=begin)]), timeout=TIMEOUT)
+    discounts: list[bytes] = []
+    closed = 0
+    while not closed:
+        for event in next(responses).events.events:
+            if event.path == b"settings/discount":
+                discounts.append(event.node.payload)
+            if event.path == till and not event.HasField("node"):
+                closed = event.revision
+    responses.cancel()
+    check(discounts == [b"5", b"10"], f"the watch shows the discounts, {discounts}")
+    print(f"till: opened at revision {opened.revision}, closed at revision {closed}")
+
+
+def put_node(server: Server, **put) -> trees.PutNodeResponse:
+    request = trees.PutNodeRequest(tree="shop", put=trees.PutNodeOperation(**put), options=once())
+    return server.trees.PutNode(request, timeout=TIMEOUT)
+
+
 def reason_of(error: grpc.RpcError) -> str:
     """Returns the stable reason of an error of the server. An error of the connection has none."""
     status = rpc_status.from_call(error)
@@ -291,6 +345,7 @@ def main() -> None:
         pack(server, publish(server))
         sell(server)
         follow_prices(server)
+        open_till(server)
         fail(server)
     print("all as expected")
 

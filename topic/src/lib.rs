@@ -4,7 +4,7 @@
 //! the state of groups is pairs in it too. So one commit covers maps, messages and acknowledgements, one recovery
 //! restores all of them, and this crate has no separate files. `docs/internals/topics.md` explains how it works.
 //!
-//! Modules are declared bottom first, and each imports only from those above it; `duramen/tests/layers.rs` checks that.
+//! Modules are declared bottom first, and each imports only from those above it; `duramen/tests/suite/layers.rs` checks that.
 
 mod limits;
 

@@ -6,7 +6,7 @@
 //! pairs in the engine's one ordered map, so one commit covers trees, maps and topics. `docs/internals/trees.md` explains how it
 //! works.
 //!
-//! Modules are declared bottom first, and each imports only from those above it; `duramen/tests/layers.rs` checks that.
+//! Modules are declared bottom first, and each imports only from those above it; `duramen/tests/suite/layers.rs` checks that.
 
 mod limits;
 

@@ -1,7 +1,7 @@
 //! Damage of every kind, planted in stores on disk. The checker finds each one and reports its place, and the command
 //! exits with the documented code. `salvage` makes a valid store of the remains, and names what is missing.
 //!
-//! `engine/tests/every_byte.rs` covers corruption of any single byte. Here the checksums are corrected where that hides
+//! `engine/tests/suite/every_byte.rs` covers corruption of any single byte. Here the checksums are corrected where that hides
 //! the damage from everything but the checker.
 
 #[path = "../common/mod.rs"]

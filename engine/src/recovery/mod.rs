@@ -1,6 +1,6 @@
 //! Opening a store: find the durable base, replay the log after it, and begin a new epoch.
 //!
-//! What is found decides what is done; `tests/recovery.rs` meets every row:
+//! What is found decides what is done; `tests/suite/recovery.rs` meets every row:
 //!
 //! | found | done |
 //! |---|---|

@@ -138,7 +138,7 @@ impl Core {
                 let attempt = sync(self);
                 let led = self.syncing().1;
                 // The lock first, then the word: a thread that wakes while the lock is still held would find it taken
-                // and sleep again, with only the clock to wake it (`tests/schedules.rs` has this schedule).
+                // and sleep again, with only the clock to wake it (`tests/suite/schedules.rs` has this schedule).
                 drop(leading);
                 match attempt {
                     Ok(synced) => self.announce_synced(synced, led),

@@ -121,22 +121,22 @@ impl Curves {
     /// Draws operations per second against threads or workers, a chart for each work that the rows do with several
     /// numbers of them.
     pub fn threads(&self, title: &str, rows: &[Row]) -> String {
-        let mut works: Vec<(&str, Vec<(f64, &Row)>)> = Vec::new();
+        let mut works: Vec<((&str, &str), Vec<(f64, &Row)>)> = Vec::new();
         for row in rows {
-            let Some((work, threads)) = threads_in(&row.phase) else {
+            let Some((work, number, unit)) = crew_in(&row.phase) else {
                 continue;
             };
-            match works.iter_mut().find(|(known, _)| *known == work) {
-                Some((_, points)) => points.push((threads, row)),
-                None => works.push((work, vec![(threads, row)])),
+            match works.iter_mut().find(|(known, _)| *known == (work, unit)) {
+                Some((_, points)) => points.push((number, row)),
+                None => works.push(((work, unit), vec![(number, row)])),
             }
         }
-        let chart = |(work, points): &(&str, Vec<(f64, &Row)>)| {
+        let chart = |((work, unit), points): &((&str, &str), Vec<(f64, &Row)>)| {
             let title = match *work {
                 "" => title.to_string(),
                 work => format!("{title}: {work}"),
             };
-            self.rates(&title, ("threads", Scale::Linear), points.iter().copied())
+            self.rates(&title, (unit, Scale::Linear), points.iter().copied())
         };
         works.iter().filter(|(_, points)| points.len() > 1).map(chart).collect()
     }
@@ -181,12 +181,14 @@ impl Curves {
     }
 }
 
-/// Returns the work in the name of a phase, and the number of threads or workers.
-fn threads_in(phase: &str) -> Option<(&str, f64)> {
+/// Returns the work in the name of a phase, a number, and what it counts: threads or workers.
+fn crew_in(phase: &str) -> Option<(&str, f64, &'static str)> {
     let (work, crew) = phase.rsplit_once(", ").unwrap_or(("", phase));
     let (number, unit) = crew.split_once(' ')?;
-    let is_unit = unit.starts_with("thread") || unit.starts_with("worker");
-    Some((work, number.parse().ok().filter(|_| is_unit)?))
+    let unit = ["threads", "workers"]
+        .into_iter()
+        .find(|name| unit.starts_with(name.trim_end_matches('s')))?;
+    Some((work, number.parse().ok()?, unit))
 }
 
 fn latency_words(row: &Row) -> String {
@@ -259,9 +261,12 @@ mod tests {
 
     #[test]
     fn threads_are_read_from_the_name_of_a_phase() {
-        assert_eq!(threads_in("random reads, 16 threads"), Some(("random reads", 16.0)));
-        assert_eq!(threads_in("1 thread"), Some(("", 1.0)));
-        assert_eq!(threads_in("queries, 200 workers"), Some(("queries", 200.0)));
-        assert_eq!(threads_in("random reads"), None);
+        assert_eq!(
+            crew_in("random reads, 16 threads"),
+            Some(("random reads", 16.0, "threads"))
+        );
+        assert_eq!(crew_in("1 thread"), Some(("", 1.0, "threads")));
+        assert_eq!(crew_in("queries, 200 workers"), Some(("queries", 200.0, "workers")));
+        assert_eq!(crew_in("random reads"), None);
     }
 }

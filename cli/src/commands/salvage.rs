@@ -2,8 +2,11 @@
 //! what was lost.
 //!
 //! It reads everything with system calls, page by page, and skips and notes what is unreadable. It writes the new store
-//! in batches and closes it, which makes it durable, before it reports success or loss.
+//! in batches, in a directory beside the target. It closes the store, which makes it durable, and gives it its name at last: half
+//! a store never looks like a whole one.
 
+use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -25,8 +28,8 @@ const EXAMPLES: &str = r"Examples:
   What was lost, for a script:
     $ duramen salvage shop rest-2 --json
 
-Exit code 5 when anything was lost; the new store is whole, and has all the rest. The damaged
-store is not changed. Topics go on where they were, with their offsets, groups and publishers.
+Exit code 5 when anything was lost; the new store is whole, and has all the rest. It has its name
+once it is whole; until then it is TARGET.unfinished. The damaged store is not changed. Topics go on where they were, with their offsets, groups and publishers.
 Messages that were lost are missing between the others, and readers that come to such a gap are
 told so; a group of which something was lost delivers messages again, those too that were
 acknowledged. A tree of which something was lost keeps the nodes that can be read, and no
@@ -52,10 +55,9 @@ pub struct Salvage {
 impl Salvage {
     pub fn run(self, output: &mut Output) -> Outcome {
         let store = self.store.open_to_salvage()?;
-        let target = make_target(&self.target)?;
         let lost = Lost::new();
         let snapshot = store.snapshot()?;
-        let mut copying = Copying::into(target);
+        let mut copying = Copying::into(Target::make(&self.target)?);
         let mut maps = snapshot.salvage_maps(&lost)?;
         let topics = copying.copy_topics(&snapshot, &mut maps, &lost)?;
         // Triggers of trees need their topics.
@@ -140,18 +142,80 @@ struct Copied {
     trees: SavedTrees,
 }
 
-/// Creates the new store. The directory must be missing or empty.
-fn make_target(directory: &Path) -> Outcome<Store> {
-    if directory.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
-        let message = format!("{} is not empty; nothing was copied", directory.display());
-        return Err(Failure::wrong_call(message).hint("name a directory that is missing or empty"));
+/// The new store, under another name until it is whole.
+struct Target {
+    store: Store,
+    directory: PathBuf,
+    /// Where it is made. What is left there when it is dropped is removed.
+    unfinished: PathBuf,
+}
+
+impl Target {
+    /// Creates the new store. The directory must be missing or empty.
+    fn make(directory: &Path) -> Outcome<Target> {
+        if directory.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
+            let message = format!("{} is not empty; nothing was copied", directory.display());
+            return Err(Failure::wrong_call(message).hint("name a directory that is missing or empty"));
+        }
+        if directory.exists() {
+            fs::remove_dir(directory).map_err(|error| {
+                let message = format!(
+                    "{} cannot be replaced: {error}; nothing was copied",
+                    directory.display()
+                );
+                Failure::wrong_call(message).hint("name a directory that is missing")
+            })?;
+        }
+        let mut unfinished = directory.as_os_str().to_os_string();
+        unfinished.push(".unfinished");
+        let unfinished = PathBuf::from(unfinished);
+        fs::create_dir_all(parent(directory))
+            .and_then(|()| fs::create_dir(&unfinished))
+            .map_err(|error| {
+                let failure = Failure::of_io(&format!("making {}", unfinished.display()), &error);
+                match error.kind() {
+                    ErrorKind::AlreadyExists => failure.hint(
+                        "a salvage is making a store there, or was killed; remove it when none runs, or name another \
+                         directory",
+                    ),
+                    _ => failure,
+                }
+            })?;
+        let opened = Options::new().durability(Durability::Written).open(&unfinished);
+        let store = opened.inspect_err(|_| drop(fs::remove_dir_all(&unfinished)))?;
+        Ok(Target {
+            store,
+            directory: directory.into(),
+            unfinished,
+        })
     }
-    Ok(Options::new().durability(Durability::Written).open(directory)?)
+
+    /// Gives the store its name.
+    fn finish(self) -> Outcome<()> {
+        self.store.clone().close()?;
+        fs::rename(&self.unfinished, &self.directory)
+            .and_then(|()| File::open(parent(&self.directory))?.sync_all())
+            .map_err(|error| Failure::of_io(&format!("naming {}", self.directory.display()), &error))
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.store.clone().close();
+        let _ = fs::remove_dir_all(&self.unfinished);
+    }
+}
+
+fn parent(directory: &Path) -> &Path {
+    match directory.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
 }
 
 /// A copy in progress.
 struct Copying {
-    target: Store,
+    target: Target,
     batch: Batch,
     batch_bytes: usize,
     /// Number of pairs in committed batches.
@@ -160,7 +224,7 @@ struct Copying {
 }
 
 impl Copying {
-    fn into(target: Store) -> Copying {
+    fn into(target: Target) -> Copying {
         Copying {
             target,
             batch: Batch::new(),
@@ -174,18 +238,18 @@ impl Copying {
     fn copy_topics(&self, snapshot: &Snapshot, maps: &mut Vec<Map>, lost: &Lost) -> Outcome<SavedTopics> {
         let mut meter = Meter::new("copying", "messages");
         let mut progress = |messages| meter.update(messages, 0);
-        Ok(topic::salvage(snapshot, maps, &self.target, lost, &mut progress)?)
+        Ok(topic::salvage(snapshot, maps, &self.target.store, lost, &mut progress)?)
     }
 
     /// Copies trees, and removes the maps of projections that are made again from `maps`.
     fn copy_trees(&self, snapshot: &Snapshot, maps: &mut Vec<Map>, lost: &Lost) -> Outcome<SavedTrees> {
         let mut meter = Meter::new("copying", "nodes");
         let mut progress = |nodes| meter.update(nodes, 0);
-        Ok(tree::salvage(snapshot, maps, &self.target, lost, &mut progress)?)
+        Ok(tree::salvage(snapshot, maps, &self.target.store, lost, &mut progress)?)
     }
 
     fn copy(&mut self, snapshot: &Snapshot, map: &Map, lost: &Lost) -> Outcome<()> {
-        let to = self.target.map(map.name())?;
+        let to = self.target.store.map(map.name())?;
         let mut walk = snapshot.salvage(map, lost)?;
         while let Some((key, value)) = walk.next()? {
             if value.len() >= LONE_VALUE_BYTES {
@@ -205,7 +269,7 @@ impl Copying {
 
     fn commit(&mut self) -> Outcome<()> {
         let pairs = self.batch.len() as u64;
-        self.target.write(std::mem::take(&mut self.batch))?;
+        self.target.store.write(std::mem::take(&mut self.batch))?;
         self.batch_bytes = 0;
         self.pairs += pairs;
         self.meter.update(self.pairs, self.pairs);
@@ -213,7 +277,7 @@ impl Copying {
     }
 
     fn finish(self) -> Outcome<u64> {
-        self.target.close()?;
+        self.target.finish()?;
         Ok(self.pairs)
     }
 }

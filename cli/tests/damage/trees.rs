@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use duramen::topic::{TopicOptions, Topics, TopicsOptions};
 use duramen::tree::{Condition, LeaseChange, Node, Projection, Quota, Tree, Trees, TreesOptions, Trigger};
 use duramen::{Durability, Maintenance, Options, Store};
 
-use crate::common::{Ended, Scratch};
+use crate::common::toolchains::unless_skipped;
+use crate::common::{BINARY, Ended, Scratch};
 use crate::copy_files;
 use crate::image::{Image, PAGE};
 
@@ -225,6 +227,69 @@ fn trees_of_a_sound_store_are_saved_whole_and_go_on() {
     // A new tree has an id of its own.
     let (_store, trees) = open(&scratch.path("rest"));
     assert_eq!(trees.ensure("new").unwrap().revision().unwrap(), 1);
+}
+
+#[test]
+fn a_killed_salvage_leaves_no_store_that_looks_whole() {
+    let scratch = Scratch::new();
+    make_store(&scratch.path("store"));
+    let whole = views(&scratch.path("store"));
+    let salvage = ["salvage", "store", "rest", "--json"];
+    let mut killed = 0;
+    for moment in 0.. {
+        let mut process = scratch.command(BINARY);
+        let mut process = process.args(salvage).stdout(Stdio::null()).spawn().unwrap();
+        // Each one lives a little longer, until one is whole.
+        std::thread::sleep(Duration::from_millis(10 * moment));
+        process.kill().unwrap();
+        if process.wait().unwrap().success() {
+            break;
+        }
+        if scratch.path("rest").exists() {
+            // It was killed after it had given the store its name.
+            break;
+        }
+        if scratch.path("rest.unfinished").exists() {
+            killed += 1;
+            let refused = scratch.run(&salvage);
+            assert_eq!(refused.code, 2, "{}", refused.stderr);
+            assert!(refused.stderr.contains("was killed"), "{}", refused.stderr);
+            assert!(!scratch.path("rest").exists());
+            std::fs::remove_dir_all(scratch.path("rest.unfinished")).unwrap();
+        }
+    }
+    assert!(killed > 0, "no salvage was killed on its way");
+    assert!(!scratch.path("rest.unfinished").exists());
+    assert!(whole == views(&scratch.path("rest")));
+}
+
+#[test]
+fn a_salvage_onto_a_full_disk_leaves_nothing() {
+    let scratch = Scratch::new();
+    make_store(&scratch.path("store"));
+    let whole = views(&scratch.path("store"));
+    std::fs::create_dir(scratch.path("small")).unwrap();
+    // The file system in memory is gone with the shell that has it.
+    let script =
+        "mount -t tmpfs -o size=1m none small && { duramen salvage store small/rest; echo exit $?; ls -A small; }";
+    let namespaces: [&[&str]; 2] = [&["--mount"], &["--user", "--map-root-user", "--mount"]];
+    let ran = namespaces.iter().find_map(|namespace| {
+        let output = scratch
+            .command("unshare")
+            .args(*namespace)
+            .args(["sh", "-c", script])
+            .output();
+        output.ok().filter(|output| !output.stdout.is_empty())
+    });
+    let may_mount = ran.ok_or_else(|| "no file system can be mounted here".to_string());
+    let Some(output) = unless_skipped("a salvage onto a full disk", may_mount) else {
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "exit 4\n", "{said}");
+    assert!(said.contains("full") || said.contains("space"), "{said}");
+    scratch.done(&["salvage", "store", "rest"]);
+    assert!(whole == views(&scratch.path("rest")));
 }
 
 /// Asserts what must hold for a salvaged tree, whatever was lost.

@@ -1,10 +1,7 @@
-//! The tests of this crate that share one process, and so one program that is linked once. A test that needs a process of its
-//! own, because it kills, counts or starts itself, has a file beside this directory.
-
-#[path = "../common/mod.rs"]
-mod common;
+//! The tests of this crate share one process, and so one program that is linked once.
 
 mod backups;
+mod common;
 mod edges;
 mod log;
 mod s3;

@@ -277,6 +277,7 @@ impl Known {
                     format!("engine/tests/{}.rs", pair[1]),
                     format!("io/tests/{}.rs", pair[1]),
                     format!("cli/tests/{}.rs", pair[1]),
+                    format!("engine/tests/{}/main.rs", pair[1]),
                 ])?,
                 "--example" => one_of(&[format!("duramen/examples/{}.rs", pair[1])])?,
                 _ => {}

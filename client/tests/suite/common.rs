@@ -1,5 +1,4 @@
 //! A server in a directory of its own, and a proxy that loses answers.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::future::Future;
 use std::io::{Read, Write};

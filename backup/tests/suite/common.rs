@@ -1,5 +1,4 @@
 //! An object store that misbehaves at its n-th call, and stores to back up.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::collections::BTreeMap;
 use std::fmt;

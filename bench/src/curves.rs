@@ -121,7 +121,7 @@ impl Curves {
     /// Draws operations per second against threads or workers, a chart for each work that the rows do with several
     /// numbers of them.
     pub fn threads(&self, title: &str, rows: &[Row]) -> String {
-        let mut works: Vec<((&str, &str), Vec<(f64, &Row)>)> = Vec::new();
+        let mut works: Vec<(Work, Vec<(f64, &Row)>)> = Vec::new();
         for row in rows {
             let Some((work, number, unit)) = crew_in(&row.phase) else {
                 continue;
@@ -131,7 +131,7 @@ impl Curves {
                 None => works.push(((work, unit), vec![(number, row)])),
             }
         }
-        let chart = |((work, unit), points): &((&str, &str), Vec<(f64, &Row)>)| {
+        let chart = |((work, unit), points): &(Work, Vec<(f64, &Row)>)| {
             let title = match *work {
                 "" => title.to_string(),
                 work => format!("{title}: {work}"),
@@ -180,6 +180,9 @@ impl Curves {
         .svg()
     }
 }
+
+/// The name of a work, and what the numbers of its rows count.
+type Work<'a> = (&'a str, &'static str);
 
 /// Returns the work in the name of a phase, a number, and what it counts: threads or workers.
 fn crew_in(phase: &str) -> Option<(&str, f64, &'static str)> {

@@ -151,7 +151,11 @@ impl Go {
             .current_dir(&self.module)
             .env("GOPATH", self.cache.join("path"))
             .env("GOCACHE", self.cache.join("cache"))
-            .env("GOFLAGS", "-mod=readonly -modcacherw")
+            // Programs are built once and run for seconds, so they are not optimised and cannot be debugged.
+            .env(
+                "GOFLAGS",
+                "-mod=readonly -modcacherw '-gcflags=all=-N -l -dwarf=false' -ldflags=-s",
+            )
             .env("GOTOOLCHAIN", "local")
             .env("GOWORK", "off")
             .env_remove("GOMODCACHE");

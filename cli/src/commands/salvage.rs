@@ -14,6 +14,7 @@ use duramen::topic::{self, SavedTopics};
 use duramen::tree::{self, SavedTrees};
 use duramen::{Batch, Durability, Lost, Map, Options, Snapshot, Store};
 use serde_json::json;
+use tempfile::TempDir;
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::opening::StoreArguments;
@@ -29,7 +30,8 @@ const EXAMPLES: &str = r"Examples:
     $ duramen salvage shop rest-2 --json
 
 Exit code 5 when anything was lost; the new store is whole, and has all the rest. It has its name
-once it is whole; until then it is TARGET.unfinished. The damaged store is not changed. Topics go on where they were, with their offsets, groups and publishers.
+once it is whole; until then it is TARGET.unfinished. The damaged store is not changed. Topics go
+on where they were, with their offsets, groups and publishers.
 Messages that were lost are missing between the others, and readers that come to such a gap are
 told so; a group of which something was lost delivers messages again, those too that were
 acknowledged. A tree of which something was lost keeps the nodes that can be read, and no
@@ -145,9 +147,10 @@ struct Copied {
 /// The new store, under another name until it is whole.
 struct Target {
     store: Store,
+    /// Where it is made: removed, unless the store is whole. No other user may read it, because it holds what the damaged store holds.
+    making: TempDir,
+    /// Where it is once it is whole.
     directory: PathBuf,
-    /// Where it is made. What is left there when it is dropped is removed.
-    unfinished: PathBuf,
 }
 
 impl Target {
@@ -157,22 +160,20 @@ impl Target {
             let message = format!("{} is not empty; nothing was copied", directory.display());
             return Err(Failure::wrong_call(message).hint("name a directory that is missing or empty"));
         }
-        if directory.exists() {
-            fs::remove_dir(directory).map_err(|error| {
-                let message = format!(
-                    "{} cannot be replaced: {error}; nothing was copied",
-                    directory.display()
-                );
-                Failure::wrong_call(message).hint("name a directory that is missing")
-            })?;
-        }
-        let mut unfinished = directory.as_os_str().to_os_string();
+        let Some(name) = directory.file_name() else {
+            let message = format!("{} does not end with a name; nothing was copied", directory.display());
+            return Err(Failure::wrong_call(message).hint("name a directory that is missing or empty"));
+        };
+        let parent = parent(directory);
+        let directory = parent.join(name);
+        let mut unfinished = name.to_os_string();
         unfinished.push(".unfinished");
-        let unfinished = PathBuf::from(unfinished);
-        fs::create_dir_all(parent(directory))
-            .and_then(|()| fs::create_dir(&unfinished))
+        let making = tempfile::Builder::new()
+            .prefix(&unfinished)
+            .rand_bytes(0)
+            .tempdir_in(parent)
             .map_err(|error| {
-                let failure = Failure::of_io(&format!("making {}", unfinished.display()), &error);
+                let failure = Failure::of_io("making the new store", &error);
                 match error.kind() {
                     ErrorKind::AlreadyExists => failure.hint(
                         "a salvage is making a store there, or was killed; remove it when none runs, or name another \
@@ -181,28 +182,36 @@ impl Target {
                     _ => failure,
                 }
             })?;
-        let opened = Options::new().durability(Durability::Written).open(&unfinished);
-        let store = opened.inspect_err(|_| drop(fs::remove_dir_all(&unfinished)))?;
+        // At the end it would be too late to learn that the directory cannot be replaced: a file system may be mounted there.
+        if directory.exists() {
+            fs::remove_dir(&directory).map_err(|error| {
+                let message = format!(
+                    "{} cannot be replaced: {error}; nothing was copied",
+                    directory.display()
+                );
+                Failure::wrong_call(message).hint("name a directory that is missing")
+            })?;
+        }
+        let store = Options::new().durability(Durability::Written).open(making.path())?;
         Ok(Target {
             store,
-            directory: directory.into(),
-            unfinished,
+            making,
+            directory,
         })
     }
 
     /// Gives the store its name.
     fn finish(self) -> Outcome<()> {
-        self.store.clone().close()?;
-        fs::rename(&self.unfinished, &self.directory)
-            .and_then(|()| File::open(parent(&self.directory))?.sync_all())
-            .map_err(|error| Failure::of_io(&format!("naming {}", self.directory.display()), &error))
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        let _ = self.store.clone().close();
-        let _ = fs::remove_dir_all(&self.unfinished);
+        self.store.close()?;
+        let made = self.making.keep();
+        let naming = format!("naming {}", self.directory.display());
+        fs::rename(&made, &self.directory).map_err(|error| {
+            let hint = format!("the new store is whole: it is {}, and any name will do", made.display());
+            Failure::of_io(&naming, &error).hint(hint)
+        })?;
+        File::open(parent(&self.directory))
+            .and_then(|parent| parent.sync_all())
+            .map_err(|error| Failure::of_io(&naming, &error))
     }
 }
 

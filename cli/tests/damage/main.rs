@@ -158,6 +158,43 @@ fn sound_store_has_no_problems_and_is_salvaged_whole() {
 }
 
 #[test]
+fn the_new_store_has_its_name_however_that_is_written_and_is_kept_where_it_cannot_have_it() {
+    let scratch = Scratch::new();
+    make_store(&scratch.path("store"));
+    let whole = content(&options().read_only(true).open(scratch.path("store")).unwrap());
+    std::fs::create_dir(scratch.path("empty")).unwrap();
+    for target in ["rest/", "./other", "empty", "empty/../last/."] {
+        let ended = scratch.done(&["salvage", "store", target]);
+        let store = options().read_only(true).open(scratch.path(target)).unwrap();
+        assert!(content(&store) == whole, "{target}: {}", ended.stderr);
+    }
+    let refused = |target: &str, told: &str| {
+        let ended = scratch.run(&["salvage", "store", target]);
+        assert_eq!(ended.code, 2, "{target}: {}", ended.stderr);
+        assert!(ended.stderr.contains(told), "{target}: {}", ended.stderr);
+    };
+    refused("rest", "is not empty");
+    refused("..", "is not empty");
+    std::fs::write(scratch.path("file"), "a file").unwrap();
+    refused("file", "cannot be replaced");
+    refused("missing/rest", "No such file");
+    let names = |directory: &Path| {
+        let entries = directory.read_dir().unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = entries.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    let made = ["empty", "file", "last", "other", "rest", "store"];
+    assert_eq!(names(&scratch.path("")), made);
+
+    // A name that is taken meanwhile: a link to nothing looks like a missing directory, and cannot be replaced by one.
+    std::os::unix::fs::symlink("nothing", scratch.path("link")).unwrap();
+    refused("link", "the new store is whole: it is");
+    let store = options().read_only(true).open(scratch.path("link.unfinished")).unwrap();
+    assert!(content(&store) == whole);
+}
+
+#[test]
 fn every_damage_of_the_catalogue_is_found_and_its_place_is_said() {
     let scratch = Scratch::new();
     make_store(&scratch.path("store"));

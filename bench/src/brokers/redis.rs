@@ -1,12 +1,10 @@
 //! Redis, with its server in a process of its own. `redis-streams` has a stream for each topic, and pairs, in an
-//! append-only file. `redis-pubsub` delivers and keeps nothing.
+//! append-only file, see [`crate::servers::redis`]. `redis-pubsub` delivers and keeps nothing.
 //!
-//! Redis writes the append-only file before it sends a reply. A reply therefore means that the write survives `kill -9` of
-//! the server with `appendfsync everysec`, and power loss with `appendfsync always`. Streams number no messages, so the
-//! lab counts them, and finds what is missing by the numbers in the payloads.
+//! Streams number no messages, so the lab counts them, and finds what is missing by the numbers in the payloads.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use duramen_client::Bytes;
@@ -38,13 +36,7 @@ const MEMBER_WAITS: usize = 20;
 impl Driver for Streams {
     fn describe(&self) -> Description {
         let description = Description {
-            classes: vec![
-                (Class::Synced, "appendfsync always".to_string()),
-                (
-                    Class::Written,
-                    "appendfsync everysec, as it comes: written to the file before the reply".to_string(),
-                ),
-            ],
+            classes: servers::redis::classes(),
             options: vec![
                 "appendonly yes, no snapshots".to_string(),
                 "a connection for each subscriber".to_string(),
@@ -60,12 +52,7 @@ impl Driver for Streams {
     }
 
     fn open_broker(&self, directory: &Path, setting: Setting) -> Result<Box<dyn Broker>> {
-        let sync = if setting.class == Class::Synced {
-            "always"
-        } else {
-            "everysec"
-        };
-        Opened::open(directory, &["--appendonly", "yes", "--appendfsync", sync], true)
+        Opened::open(directory, &servers::redis::append_only(setting.class), true)
     }
 }
 
@@ -263,27 +250,11 @@ struct Opened {
 
 impl Opened {
     fn open(directory: &Path, arguments: &[&str], has_streams: bool) -> Result<Box<dyn Broker>> {
-        let server = REDIS.start(directory, |port| {
-            let port = port.to_string();
-            let directory = directory
-                .to_str()
-                .context("redis-server takes a directory that is text")?;
-            let common = ["--port", &port, "--bind", "127.0.0.1", "--dir", directory, "--save", ""];
-            Ok(common
-                .iter()
-                .chain(arguments)
-                .map(|argument| argument.to_string())
-                .collect())
-        })?;
+        let server = servers::redis::start(directory, arguments)?;
         let runtime = servers::runtime()?;
         let client = Client::open(format!("redis://{}", server.address))?;
         let open = runtime.block_on(Open::connect(&client, has_streams))?;
-        let started = Instant::now();
-        // The server takes connections before it has read its file.
-        while let Err(error) = runtime.block_on(open.ask(redis::cmd("PING"))) {
-            ensure!(started.elapsed() < PATIENCE, "redis-server is not ready: {error}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        servers::redis::wait_until_ready(|| runtime.block_on(open.ask(redis::cmd("PING"))))?;
         Ok(Box::new(Opened {
             runtime,
             client,

@@ -4,6 +4,7 @@
 //! server is killed when the broker closes, and when the thread that opened it ends.
 
 pub mod grpc;
+pub mod redis;
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -213,16 +214,17 @@ mod tests {
                 Ok(broker)
             };
             let mut payload = Payload::new(1, 128);
-            for round in 0..3 {
-                let broker = open()?;
-                (round * MESSAGES..(round + 1) * MESSAGES)
-                    .try_for_each(|number| broker.publish(0, payload.of(number)))?;
+            let mut round = |first| -> Result<()> {
+                let (broker, all) = (open()?, first + MESSAGES);
+                (first..all).try_for_each(|number| broker.publish(0, payload.of(number)))?;
                 broker.close()?;
                 let (broker, board) = (open()?, Board::new());
-                broker.follow(0, &mut board.receiver(0), (round + 1) * MESSAGES)?;
+                broker.follow(0, &mut board.receiver(0), all)?;
                 broker.close()?;
-                let complete = board.verify(1, &[(round + 1) * MESSAGES]);
-                complete.with_context(|| format!("{peer}, class {class}"))?;
+                board.verify(1, &[all])
+            };
+            for first in [0, MESSAGES, 2 * MESSAGES] {
+                round(first).with_context(|| format!("{peer}, class {class}, messages from {first}"))?;
             }
         }
         Ok(())

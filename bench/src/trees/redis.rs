@@ -1,17 +1,16 @@
-//! Redis with an append-only file, as a tree without revisions: `SET NX`, `GET` and `DEL`. Redis writes the file before it
-//! sends a reply, see [`crate::brokers`].
+//! Redis with an append-only file, as a tree without revisions: `SET NX`, `GET` and `DEL`. What a reply means is told in
+//! [`crate::servers::redis`].
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, Value};
 
 use crate::answer::Answer;
 use crate::answer::Unsupported;
-use crate::peer::{Class, Description, Driver, Peer, Setting};
-use crate::servers::{PATIENCE, REDIS, Server};
+use crate::peer::{Description, Driver, Peer, Setting};
+use crate::servers::{self, PATIENCE, REDIS, Server};
 use crate::tree::{ServedTree, Tree, TreeConnection};
 
 /// The driver of Redis.
@@ -20,13 +19,7 @@ pub struct Redis;
 impl Driver for Redis {
     fn describe(&self) -> Description {
         let description = Description {
-            classes: vec![
-                (Class::Synced, "appendfsync always".to_string()),
-                (
-                    Class::Written,
-                    "appendfsync everysec, as it comes: written to the file before the reply".to_string(),
-                ),
-            ],
+            classes: servers::redis::classes(),
             options: vec!["appendonly yes, no snapshots".to_string()],
             is_persistent: true,
             is_tree: true,
@@ -41,31 +34,16 @@ impl Driver for Redis {
     }
 
     fn open_tree(&self, directory: &Path, setting: Setting) -> Result<Tree> {
-        let sync = match setting.class {
-            Class::Synced => "always",
-            Class::Written | Class::None => "everysec",
-        };
-        let server = REDIS.start(directory, |port| {
-            let port = port.to_string();
-            let directory = directory
-                .to_str()
-                .context("redis-server takes a directory that is text")?;
-            let arguments = ["--port", &port, "--bind", "127.0.0.1", "--dir", directory, "--save", ""];
-            let log = ["--appendonly", "yes", "--appendfsync", sync];
-            Ok(arguments.iter().chain(&log).map(|text| text.to_string()).collect())
-        })?;
+        let server = servers::redis::start(directory, &servers::redis::append_only(setting.class))?;
         let client = Client::open(format!("redis://{}", server.address))?;
         let opened = Opened {
             client,
             _server: server,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let started = Instant::now();
-        // The server takes connections before it has read its file.
-        while let Err(error) = runtime.block_on(async { opened.open().await?.ask(redis::cmd("PING")).await }) {
-            ensure!(started.elapsed() < PATIENCE, "redis-server is not ready: {error}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        servers::redis::wait_until_ready(|| {
+            runtime.block_on(async { opened.open().await?.ask(redis::cmd("PING")).await })
+        })?;
         Ok(Tree::Served(Box::new(opened)))
     }
 }

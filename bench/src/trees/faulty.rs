@@ -150,7 +150,12 @@ impl FullTree for Wrong {
     }
 
     fn children(&self, path: &[u8], after: &[u8], limit: usize, seen: &mut NodeSeen) -> Result<()> {
-        self.inner.full()?.children(path, after, limit, seen)
+        self.inner.full()?.children(path, after, limit, &mut |child, payload| {
+            let place = [path, b"/", child].concat();
+            self.shows(&place, Some(payload), &mut |found| {
+                found.map_or(Ok(()), |payload| seen(child, payload))
+            })
+        })
     }
 
     fn delete_subtree(&self, path: &[u8]) -> Result<u64> {

@@ -157,6 +157,7 @@ pub const ALL: &[Workload] = &[
     messages::killed_publisher::WORKLOAD,
     trees::ramp::WORKLOAD,
     trees::large::LARGE,
+    trees::large::CHILDREN,
     trees::large::SUBTREE,
     trees::watches::WORKLOAD,
     trees::compaction::WORKLOAD,

@@ -137,6 +137,7 @@ honest! {
     honest_peers_pass_growth_of_sizes: "growth/size-64kB" at 0.001,
     honest_peers_pass_tree_ramp: "tree-ramp/1-50-100-200" at 0.01,
     honest_peers_pass_tree_large: "tree-large/1M" at 0.003,
+    honest_peers_pass_tree_children: "tree-children/1M" at 0.003,
     honest_peers_pass_tree_subtree: "tree-subtree" at 0.02,
     honest_peers_pass_tree_watches_of_paths: "tree-watches/10k-paths" at 0.01,
     honest_peers_pass_tree_watches_of_subtrees: "tree-watches/100-subtrees" at 0.01,
@@ -179,6 +180,7 @@ fn limit_of_the_cell_stops_workloads_of_messages_at_any_time_and_fails_none() {
         "growth/size-4kB",
         "tree-ramp/1-50-100-200",
         "tree-large/1M",
+        "tree-children/1M",
         "tree-compaction",
     ];
     for name in all {
@@ -442,6 +444,8 @@ matrix! {
     tree_ramp_catches_a_delete_that_took_the_next_node: "tree-ramp/1-50-100-200" catches "faulty-deletes-next" at 0.01,
     tree_large_catches_a_node_that_is_missing: "tree-large/1M" catches "faulty-loses-tree" at 0.001,
     tree_large_catches_a_stale_read: "tree-large/1M" catches "faulty-stale-tree" at 0.001,
+    tree_children_catches_a_node_that_is_missing: "tree-children/1M" catches "faulty-loses-tree" at 0.003,
+    tree_children_catches_a_stale_read: "tree-children/1M" catches "faulty-stale-tree" at 0.003,
     tree_subtree_catches_a_node_that_is_missing: "tree-subtree" catches "faulty-loses-tree" at 0.01,
     tree_subtree_catches_a_stale_read: "tree-subtree" catches "faulty-stale-tree" at 0.01,
     tree_subtree_catches_a_change_that_was_not_shown: "tree-subtree" catches "faulty-skips-tree" at 0.01,

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use crate::crew::{alone, crew, together};
 use crate::data::{Generator, Length, Values, wrong_read};
 use crate::measure::{Done, Latencies, Work, nanos};
-use crate::tree::FullTree;
+use crate::tree::{FullTree, Tree};
 use crate::workloads::{Context, Recorder, Resources, Workload, variant};
 
 pub const LARGE: Workload = Workload {
@@ -22,6 +22,19 @@ pub const LARGE: Workload = Workload {
         ..Resources::USUAL
     },
     run: run_large,
+    ..Workload::USUAL
+};
+
+pub const CHILDREN: Workload = Workload {
+    name: "tree-children",
+    about: "the nodes of tree-large, without a limit of memory: their parent's children counted, and 1,000 of them listed from the middle",
+    variants: LARGE.variants,
+    needs_persistence: true,
+    run: |context, recorder| {
+        let tree = context.open_tree()?;
+        load_and_list(context, recorder, &tree)?;
+        tree.close()
+    },
     ..Workload::USUAL
 };
 
@@ -77,11 +90,11 @@ pub fn scattered(count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |at| (at as u64 * step as u64 % count as u64) as usize)
 }
 
-fn run_large(context: &Context, recorder: &mut Recorder) -> Result<()> {
+/// Creates the nodes, counts the children of their parent, and lists 1,000 of them from places in the middle.
+fn load_and_list(context: &Context, recorder: &mut Recorder, tree: &Tree) -> Result<()> {
     let count = context.records();
     let values = Values::new(context.seed, Length::Fixed(100));
     let checker = context.checker(&values);
-    let tree = context.open_tree()?;
     recorder.phase("load", Work::Writes, || {
         let full = tree.full()?;
         let mut numbers = scattered(count);
@@ -119,7 +132,15 @@ fn run_large(context: &Context, recorder: &mut Recorder) -> Result<()> {
             Ok(())
         })?;
         Ok(alone(worked))
-    })?;
+    })
+}
+
+fn run_large(context: &Context, recorder: &mut Recorder) -> Result<()> {
+    let count = context.records();
+    let values = Values::new(context.seed, Length::Fixed(100));
+    let checker = context.checker(&values);
+    let tree = context.open_tree()?;
+    load_and_list(context, recorder, &tree)?;
     for threads in [1, READERS] {
         let unit = if threads == 1 { "thread" } else { "threads" };
         recorder.phase(&format!("queries, {threads} {unit}"), Work::Reads, || {

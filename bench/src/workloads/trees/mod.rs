@@ -16,6 +16,7 @@ use crate::tree::Tree;
 pub const NAMES: &[&str] = &[
     ramp::WORKLOAD.name,
     large::LARGE.name,
+    large::CHILDREN.name,
     large::SUBTREE.name,
     watches::WORKLOAD.name,
     compaction::WORKLOAD.name,

@@ -3,7 +3,7 @@
 //! A tree has a clock of its own for deadlines. It runs with the store's shared clock, but time that passes between two
 //! commits which store it counts for [`STEP_MAX`] at most. While a process has the store open and there are leases, its
 //! background thread stores the clock once a second. So the clock stands still while no process runs, and a lease has its
-//! remaining time after a restart. It follows from rows and from the times of commits alone: equal commits make equal clocks.
+//! remaining time after a restart, also where the system's time was set back. It follows from rows and from the times of commits alone: equal commits make equal clocks.
 //!
 //! Nodes of a lease that has expired are deleted by a change like any other, by [`TreeWrites::expire_leases`].
 
@@ -26,9 +26,9 @@ const EXPIRED_NODES_MAX: usize = 1_000;
 const TTL_MAX: Duration = Duration::from_secs(9_000_000_000);
 
 /// The most time that counts between two commits which store the clock.
-pub(crate) const STEP_MAX: Duration = Duration::from_secs(2);
+const STEP_MAX: Duration = Duration::from_secs(2);
 /// Time after which a commit stores the clock.
-pub(crate) const STORED_EVERY: Duration = Duration::from_secs(1);
+const STORED_EVERY: Duration = Duration::from_secs(1);
 
 /// The clock of the leases of a tree.
 #[derive(Clone, Copy, Debug)]
@@ -61,12 +61,26 @@ impl LeaseClock {
         let passed = self.since(shared).min(STEP_MAX);
         LeaseClock {
             lease_ms: self.lease_ms.saturating_add(millis(passed)),
-            shared_ms: millis(shared).max(self.shared_ms),
+            shared_ms: match self.is_ahead(shared) {
+                true => millis(shared),
+                false => millis(shared).max(self.shared_ms),
+            },
         }
     }
 
+    /// Whether the next change should store it.
+    pub(crate) fn is_due(self, shared: Duration) -> bool {
+        self.since(shared) >= STORED_EVERY || self.is_ahead(shared)
+    }
+
+    /// Whether the shared clock has run back: it begins with the system's time when a store is opened, and that may have been set
+    /// back since. The clock goes on from where it is then.
+    fn is_ahead(self, shared: Duration) -> bool {
+        Duration::from_millis(self.shared_ms).saturating_sub(shared) > STEP_MAX
+    }
+
     /// Time that has passed since it was stored.
-    pub(crate) fn since(self, shared: Duration) -> Duration {
+    fn since(self, shared: Duration) -> Duration {
         shared.saturating_sub(Duration::from_millis(self.shared_ms))
     }
 
@@ -279,6 +293,11 @@ impl TreeWrites<'_> {
                     deadline_ms: deadline,
                 };
                 self.remove_lease(id, stored)?;
+            } else {
+                // A transaction that keeps the lease alive meanwhile must conflict.
+                let row = self.stored_lease(id)?.encode();
+                self.tx
+                    .put(&self.tree.tables.leases, lease_key(self.tree.id, id), row)?;
             }
         }
     }
@@ -303,7 +322,7 @@ impl TreeWrites<'_> {
     fn advance_clock(&mut self) -> Result<u64> {
         let (stored, now) = self.clock()?;
         let shared = self.tx.shared_clock();
-        if stored.is_none_or(|stored| stored.since(shared) >= STORED_EVERY) {
+        if stored.is_none_or(|stored| stored.is_due(shared)) {
             let key = clock_key(self.tree.id);
             self.tx.put(&self.tree.tables.leases, key, now.encode())?;
         }

@@ -246,6 +246,9 @@ fn parse_part(text: &str, begin: usize) -> Result<(Part, usize)> {
                 let (_, letter) = letters
                     .next()
                     .ok_or_else(|| invalid(text, at, "nothing follows the backslash"))?;
+                if letter == '/' {
+                    return Err(invalid(text, at, "no name has a `/`; leave out the backslash"));
+                }
                 push_letter(&mut name, letter);
             }
             '{' | '}' => {
@@ -347,6 +350,7 @@ mod tests {
             ("***", 0),
             ("a/b{", 3),
             ("a\\", 1),
+            ("a\\/b", 1),
             ("x/{(}", 3),
             ("{a{1000}{1000}}", 1),
         ] {

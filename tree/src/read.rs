@@ -4,6 +4,8 @@
 //! change after R found, which the row of that change has. So an earlier revision costs one search more, and nothing while no
 //! earlier revision is read.
 
+use std::collections::BTreeSet;
+
 use duramen_engine::{Cursor, KeyBounds, Map, Result, Snapshot, Transaction, Value};
 
 use crate::error::TreeError;
@@ -161,12 +163,21 @@ impl<R: Rows> Reading<'_, R> {
         range: PathRange<'_>,
         mut visit: impl FnMut(&[u8], Head<'_>) -> Result<bool>,
     ) -> Result<()> {
+        self.each_path(range, |path, head| head.map_or(Ok(true), |head| visit(path, head)))
+    }
+
+    /// As [`Reading::each`], and `visit` also learns of paths that have nodes at other revisions only.
+    pub(crate) fn each_path(
+        &self,
+        range: PathRange<'_>,
+        mut visit: impl FnMut(&[u8], Option<Head<'_>>) -> Result<bool>,
+    ) -> Result<()> {
         let low = node_key(self.id, range.0);
         let high = range.1.map_or_else(|| end_of(self.id), |high| node_key(self.id, high));
         let mut nodes = self.rows.rows(&self.tables.nodes, &low[..]..&high[..])?;
         let Some(revision) = self.revision else {
             while let Some((key, row)) = nodes.next()? {
-                if !visit(&key[4..], Head::decode(&row)?)? {
+                if !visit(&key[4..], Some(Head::decode(&row)?))? {
                     break;
                 }
             }
@@ -182,10 +193,7 @@ impl<R: Rows> Reading<'_, R> {
                     // The change came after the revision, so the current node is of no interest.
                     let found = self.found_by_change(*changed, sub, revision)?;
                     let is_both = node.as_ref().is_some_and(|(current, _)| path == current);
-                    let goes_on = match found {
-                        Some(found) => visit(path, Head::of(&found))?,
-                        None => true,
-                    };
+                    let goes_on = visit(path, found.as_ref().map(Head::of))?;
                     version = versions.next()?;
                     if !is_both {
                         if goes_on {
@@ -197,7 +205,7 @@ impl<R: Rows> Reading<'_, R> {
                 }
                 (Some((path, row)), _) => {
                     let head = Head::decode(row)?;
-                    head.revision > revision || visit(path, head)?
+                    visit(path, Some(head).filter(|head| head.revision <= revision))?
                 }
                 (None, Some(_)) => unreachable!("a version without a node was looked at"),
             };
@@ -233,55 +241,100 @@ impl<R: Rows> Reading<'_, R> {
         row.map_or(Ok(Children::default()), |row| Children::decode(&row))
     }
 
-    /// Children in order with their nodes, from the one after `after` on, at most `limit`.
-    pub(crate) fn children_of(
+    /// Calls `visit` with the children in order and their nodes, from the one after `after` on, until it returns `false`. Looks for
+    /// `limit` children at most.
+    pub(crate) fn each_child(
         &self,
         path: Option<&[u8]>,
         after: Option<&[u8]>,
         limit: usize,
-    ) -> Result<Vec<(Vec<u8>, Option<Node>)>> {
+        mut visit: impl FnMut(Vec<u8>, Option<Node>) -> bool,
+    ) -> Result<()> {
         if self.revision.is_some() {
-            let names = self.past_child_names(path, after, limit)?.into_iter();
-            let children = names.map(|name| {
+            for name in self.past_child_names(path, after, limit)? {
                 let node = self.node(&joined(path, &name))?;
-                Ok((name, node))
-            });
-            return children.collect();
+                if !visit(name, node) {
+                    break;
+                }
+            }
+            return Ok(());
         }
         let mut nodes = ChildNodes::new(self, path, after)?;
         let mut implied = ImpliedChildren::new(self, path, after)?;
         let (mut step, mut without) = (nodes.next()?, implied.next()?);
-        let mut children = Vec::new();
+        let mut left = limit;
         // Both are in the order of names.
-        while children.len() < limit {
+        while left > 0 {
+            let goes_on;
             if let Some(name) = without.take_if(|name| step.as_ref().is_none_or(|step| *name <= *step.name())) {
-                children.push((name, None));
+                goes_on = visit(name, None);
                 without = implied.next()?;
-                continue;
+            } else {
+                match step {
+                    Some(ChildStep::Node(name, node)) => goes_on = visit(name, Some(node)),
+                    Some(ChildStep::Below(name)) => {
+                        nodes.pass(path, &name)?;
+                        step = nodes.next()?;
+                        continue;
+                    }
+                    None => break,
+                }
+                step = nodes.next()?;
             }
-            match step {
-                Some(ChildStep::Node(name, node)) => children.push((name, Some(node))),
-                Some(ChildStep::Below(name)) => nodes.pass(path, &name)?,
-                None => break,
+            if !goes_on {
+                break;
             }
-            step = nodes.next()?;
+            left -= 1;
         }
-        Ok(children)
+        Ok(())
     }
 
-    /// Names of children at an earlier revision. They are not stored, so this reads all nodes below the path.
+    /// Names of children at an earlier revision. They are not stored, so this walks over the nodes below the path, and passes over
+    /// what is below a child with one search.
     fn past_child_names(&self, path: Option<&[u8]>, after: Option<&[u8]>, limit: usize) -> Result<Vec<Vec<u8>>> {
-        let (low, high) = below_parent(path);
-        let mut names = std::collections::BTreeSet::new();
-        self.each((&low, high.as_deref()), |found, _| {
-            let rest = &found[low.len()..];
-            let end = rest.iter().position(|byte| *byte == SEPARATOR).unwrap_or(rest.len());
-            names.insert(rest[..end].to_vec());
-            Ok(true)
-        })?;
-        let is_after = |name: &Vec<u8>| after.is_none_or(|after| &name[..] > after);
-        Ok(names.into_iter().filter(is_after).take(limit).collect())
+        let (mut low, high) = below_parent(path);
+        let prefix = low.len();
+        if let Some(after) = after {
+            low.extend_from_slice(after);
+            low.push(0);
+        }
+        let mut names = BTreeSet::new();
+        loop {
+            let mut passed = None;
+            self.each((&low, high.as_deref()), |found, _| {
+                let rest = &found[prefix..];
+                let end = rest.iter().position(|byte| *byte == SEPARATOR);
+                let name = &rest[..end.unwrap_or(rest.len())];
+                if after.is_none_or(|after| name > after) {
+                    names.insert(name.to_vec());
+                }
+                if is_complete(&names, limit, name) {
+                    return Ok(false);
+                }
+                passed = end.map(|end| found[..prefix + end].to_vec());
+                Ok(passed.is_none())
+            })?;
+            match passed {
+                Some(child) => low = below(&child).1,
+                None => break,
+            }
+        }
+        Ok(names.into_iter().take(limit).collect())
     }
+}
+
+/// Whether a walk in the order of paths, which has come to a child of the name `reached`, finds none any more that is among the first
+/// `limit`. A name that only has nodes below it comes late: `a/x` comes after `a-b`.
+fn is_complete(names: &BTreeSet<Vec<u8>>, limit: usize, reached: &[u8]) -> bool {
+    if names.len() < limit {
+        return false;
+    }
+    let Some(last) = limit.checked_sub(1).and_then(|last| names.iter().nth(last)) else {
+        return true;
+    };
+    let may_come =
+        |end: usize| reached[end] < SEPARATOR && reached[..end] < last[..] && !names.contains(&reached[..end]);
+    last[..] <= *reached && !(0..reached.len()).any(may_come)
 }
 
 /// The paths below a parent; `None`: all paths.

@@ -8,7 +8,7 @@ use duramen_engine::{Durability, Error, Kind, Result, Transaction, TransactionOp
 use crate::commit::{Committed, TreeCommit};
 use crate::condition::Condition;
 use crate::error::TreeError;
-use crate::lease::{Lease, LeaseClock, STORED_EVERY, first_deadline};
+use crate::lease::{Lease, LeaseClock, first_deadline};
 use crate::node::{Children, Node};
 use crate::pattern::Pattern;
 use crate::shared::Shared;
@@ -188,7 +188,7 @@ impl Tree {
     /// Goes on with writes that were paused in this transaction.
     ///
     /// # Errors
-    /// [`duramen_engine::Reason::InvalidArgument`] when the transaction has changed the tree meanwhile.
+    /// [`duramen_engine::Reason::InvalidArgument`] when the transaction has changed the tree meanwhile, or is another one.
     pub fn resume<'t>(&'t self, tx: &'t mut Transaction, paused: PausedWrites) -> Result<TreeWrites<'t>> {
         TreeWrites::resume(&self.shared, tx, paused)
     }
@@ -480,7 +480,7 @@ impl Tree {
         };
         let shared = store.shared_clock();
         let clock = LeaseClock::read(&snapshot, leases, self.shared.id)?;
-        Ok(clock.is_none_or(|clock| clock.since(shared) >= STORED_EVERY || clock.at(shared).millis() >= deadline))
+        Ok(clock.is_none_or(|clock| clock.is_due(shared) || clock.at(shared).millis() >= deadline))
     }
 }
 

@@ -32,7 +32,7 @@ pub struct TreeView {
 pub struct Page<T> {
     /// What it has.
     pub content: T,
-    /// The path after which the next page begins; `None`: this is the last one.
+    /// The path or name after which the next page begins; `None`: this is the last one.
     pub next: Option<Vec<u8>>,
 }
 
@@ -163,13 +163,40 @@ impl TreeView {
     }
 
     fn children_of(&self, parent: Option<&[u8]>, after: Option<&[u8]>, limit: usize) -> Result<Vec<Child>> {
-        let children = self.reading().children_of(parent, after, limit)?.into_iter();
-        let children = children.map(|(name, node)| Child {
-            path: joined(parent, &name),
-            name,
-            node,
-        });
-        Ok(children.collect())
+        let mut children = Vec::new();
+        self.reading().each_child(parent, after, limit, |name, node| {
+            let path = joined(parent, &name);
+            children.push(Child { path, name, node });
+            true
+        })?;
+        Ok(children)
+    }
+
+    /// A page of the children of a path, or with `None` of the names at the top: those after the name `after`, or from the first on.
+    /// A page ends after `children` of them, and after a mebibyte of paths and payloads. [`Page::next`] is the name of its last one.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn children_page(
+        &self,
+        path: Option<&[u8]>,
+        after: Option<&[u8]>,
+        children: usize,
+    ) -> Result<Page<Vec<Child>>> {
+        let (mut content, mut bytes, mut is_full) = (Vec::new(), 0, false);
+        self.reading().each_child(path, after, children, |name, node| {
+            let path = joined(path, &name);
+            bytes += path.len() + node.as_ref().map_or(0, |node| node.payload.len());
+            content.push(Child { path, name, node });
+            is_full = bytes >= BATCH_BYTES;
+            !is_full
+        })?;
+        let is_part = is_full || content.len() == children;
+        let next = content
+            .last()
+            .filter(|_| is_part)
+            .map(|child: &Child| child.name.clone());
+        Ok(Page { content, next })
     }
 
     /// Calls `visit` with the nodes whose paths are in a range of bytes, in order, until it returns `false`. Without `high` the
@@ -232,9 +259,9 @@ impl TreeView {
             if end.is_some() || high.as_ref().is_some_and(|high| *high <= low) {
                 continue;
             }
-            self.reading().each((&low, high.as_deref()), |path, head| {
+            self.reading().each_path((&low, high.as_deref()), |path, head| {
                 examined += 1;
-                let goes_on = !selection.matches(path) || visit(path, head);
+                let goes_on = head.is_none_or(|head| !selection.matches(path) || visit(path, head));
                 if !goes_on || examined == EXAMINED_MAX {
                     end = Some(path.to_vec());
                 }

@@ -213,7 +213,8 @@ impl Applier {
                 }
                 Change::CompactWithoutRoom(revision) => has_more(writes.remove_without_room(*revision)?),
                 Change::Purge(path) => nodes(writes.purge(path)?),
-                Change::Tend(_) => has_more(writes.tend()?),
+                Change::Tend(true) => has_more(writes.tend()?),
+                Change::Tend(false) => has_more(writes.remove_compacted()?),
                 Change::GrantLease(grant) => {
                     lease(writes.grant_lease(grant.lease, Duration::from_millis(grant.ttl_ms))?)
                 }

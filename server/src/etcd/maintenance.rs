@@ -29,7 +29,7 @@ const HASHED_NODES: usize = 1_000;
 impl EtcdDoor {
     /// Removes what is compacted.
     pub(super) async fn remove_compacted(&self) -> Result<(), Status> {
-        while self.change(OfTree::Tend(true)).await?.has_more {}
+        while self.change(OfTree::Tend(false)).await?.has_more {}
         Ok(())
     }
 

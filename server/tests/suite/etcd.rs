@@ -745,3 +745,63 @@ fn what_an_import_has_left_is_not_served_until_its_tree_is_deleted() {
         start(&config(directory.path())).unwrap().stop().unwrap();
     }
 }
+
+/// The node of the lease matches a trigger whose topic is gone, so its deletion is refused.
+#[test]
+fn a_lease_that_cannot_end_holds_up_no_compaction() {
+    use duramen::topic::{TopicOptions, Topics};
+    use duramen::tree::{LeaseChange, Trees, TreesOptions, Trigger};
+    let directory = tempfile::tempdir().unwrap();
+    let tree = || {
+        let store = duramen::Store::open(directory.path().join("store")).unwrap();
+        let trees = Trees::open_with(&store, TreesOptions::new().background(false)).unwrap();
+        (trees.ensure("etcd").unwrap(), store)
+    };
+    let (etcd, store) = tree();
+    let topics = Topics::open(&store).unwrap();
+    topics.create("news", TopicOptions::new()).unwrap();
+    let trigger = Trigger {
+        pattern: "leased".parse().unwrap(),
+        kind: None,
+        topic: "news".into(),
+    };
+    etcd.transact(|tree| {
+        tree.set_trigger("news", &trigger)?;
+        let lease = tree.grant_lease(1, Duration::from_secs(1))?;
+        tree.put_with("leased", "", LeaseChange::Attach(lease.id))
+    })
+    .unwrap();
+    topics.delete("news").unwrap();
+    // More changes than one commit of a compaction forgets.
+    for number in 0..500 {
+        etcd.put("a", number.to_string()).unwrap();
+    }
+    drop((etcd, topics, store));
+    let server = start(&config(directory.path())).unwrap();
+    client(async {
+        let channel = channel(&server).await;
+        let (mut kv, mut leases) = (KvClient::new(channel.clone()), LeaseClient::new(channel));
+        let asked = LeaseTimeToLiveRequest { id: 1, keys: false };
+        while leases.lease_time_to_live(asked).await.unwrap().get_ref().ttl > 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let revision = kv
+            .range(one("a"))
+            .await
+            .unwrap()
+            .get_ref()
+            .header
+            .as_ref()
+            .unwrap()
+            .revision;
+        let request = CompactionRequest {
+            revision,
+            physical: true,
+        };
+        kv.compact(request).await.unwrap();
+    });
+    server.stop().unwrap();
+    let (etcd, _store) = tree();
+    assert!(etcd.exists("leased").unwrap());
+    assert!(!etcd.transact(|tree| tree.remove_compacted()).unwrap(), "rows are left");
+}

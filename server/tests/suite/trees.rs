@@ -467,3 +467,73 @@ fn principals_do_with_trees_what_their_permissions_say() {
     });
     server.stop().unwrap();
 }
+
+#[test]
+fn a_watch_ends_at_a_change_that_is_too_large_and_not_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut trees = trees(&server).await.max_decoding_message_size(64 << 20);
+        let large = "x".repeat(9 << 20);
+        // Old and new payload of revision 5 do not fit into a response together.
+        for (path, payload) in [
+            ("large", &large[..]),
+            ("a", ""),
+            ("b", ""),
+            ("large", &large),
+            ("c", ""),
+        ] {
+            put(&mut trees, path, payload).await.unwrap();
+        }
+        let mut watching = Watching::open(&mut trees).await;
+        let from = |revision| BeginWatch {
+            from_revision: revision,
+            ..begin(1, None)
+        };
+        watching.ask(Asked::Begin(from(3))).await;
+        assert!(matches!(watching.next().await.unwrap(), (1, _, Event::Begun(_))));
+        let (_, revision, event) = watching.next().await.unwrap();
+        let Event::Events(events) = event else {
+            panic!("{event:?}")
+        };
+        let seen: Vec<_> = events.events.iter().map(|event| event.revision).collect();
+        assert_eq!((revision, &seen[..]), (4, &[3, 4][..]));
+        let (_, revision, event) = watching.next().await.unwrap();
+        assert!(
+            matches!(event, Event::Ended(_)) && revision == 4,
+            "{revision}: {event:?}"
+        );
+        watching.ask(Asked::Begin(from(6))).await;
+        watching.next().await.unwrap();
+        let (_, revision, _) = watching.next().await.unwrap();
+        assert_eq!(revision, 6);
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn children_with_large_payloads_come_in_several_responses() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut trees = trees(&server).await;
+        // All of them together are more than a response holds.
+        let payload = "x".repeat(1 << 20);
+        for number in 0..30 {
+            put(&mut trees, &format!("a/{number:02}"), &payload).await.unwrap();
+        }
+        let request = ListChildrenRequest {
+            tree: "tree".into(),
+            path: Some("a".into()),
+            ..Default::default()
+        };
+        let mut responses = trees.list_children(request).await.unwrap().into_inner();
+        let mut names = Vec::new();
+        while let Some(response) = responses.message().await.unwrap() {
+            names.extend(response.children.into_iter().map(|child| child.name));
+        }
+        let expected: Vec<_> = (0..30).map(|number| format!("{number:02}")).collect();
+        assert_eq!(names, expected);
+    });
+    server.stop().unwrap();
+}

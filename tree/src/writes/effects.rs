@@ -83,8 +83,9 @@ impl TreeWrites<'_> {
             .iter()
             .filter(|(_, rule)| rule.pattern.matches(effect.path));
         for (_, projection) in matching {
-            // While a program has dropped the map, nothing follows.
-            if self.tx.existing_map(&projection.map)?.is_none() {
+            // While a program has dropped the map, nothing follows. Nor does a map that keeps its changes and took its name.
+            let map = self.tx.existing_map(&projection.map)?;
+            if map.is_none_or(|map| map.is_guarded()) {
                 continue;
             }
             // Opened so that dropping it meanwhile is a conflict.

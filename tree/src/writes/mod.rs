@@ -11,7 +11,7 @@ pub(crate) use keep::kept_conditions;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use duramen_engine::{Error, Reason, Result, Transaction};
+use duramen_engine::{Error, Map, Reason, Result, Transaction};
 
 use self::effects::Effect;
 use crate::condition::Condition;
@@ -48,17 +48,28 @@ pub struct TreeWrites<'t> {
     forgets: bool,
     /// Whether [`TreeWrites::end_several`] puts the state, once for all revisions.
     defers_state: bool,
+    /// Ranges that these changes have deleted.
+    ranges: usize,
 }
+
+/// Rows of a range that are deleted one by one.
+const ROWS_SINGLY: usize = 64;
+/// Ranges that the changes of one [`TreeWrites`] delete: a part of what a transaction takes.
+const RANGES_MAX: usize = 1_000;
 
 /// What [`TreeWrites`] have done, while their transaction does something else; see [`TreeWrites::pause`].
 #[derive(Debug)]
 pub struct PausedWrites {
+    /// The tree, and the transaction.
+    tree: u32,
+    transaction: u64,
     state: State,
     has_begun: bool,
     next_sub: u32,
     created: HashMap<Vec<u8>, u32>,
     rules: Arc<Rules>,
     suspects: BTreeSet<Vec<u8>>,
+    ranges: usize,
 }
 
 /// What a put does with the lease of a node.
@@ -89,6 +100,7 @@ impl<'t> TreeWrites<'t> {
             is_ending: false,
             forgets: false,
             defers_state: false,
+            ranges: 0,
         })
     }
 
@@ -117,16 +129,24 @@ impl<'t> TreeWrites<'t> {
     /// Frees the transaction for something else. [`crate::Tree::resume`] goes on: what follows has this revision too.
     pub fn pause(self) -> PausedWrites {
         PausedWrites {
+            tree: self.tree.id,
+            transaction: self.tx.number(),
             state: self.state,
             has_begun: self.has_begun,
             next_sub: self.next_sub,
             created: self.created,
             rules: self.rules,
             suspects: self.suspects,
+            ranges: self.ranges,
         }
     }
 
     pub(crate) fn resume(tree: &'t Shared, tx: &'t mut Transaction, paused: PausedWrites) -> Result<TreeWrites<'t>> {
+        if (paused.tree, paused.transaction) != (tree.id, tx.number()) {
+            let cause = "the writes were paused in another transaction or are those of another tree; resume them there, and begin new \
+                         writes in each transaction";
+            return Err(Reason::InvalidArgument(cause.into()).into());
+        }
         let mut writes = TreeWrites::begin(tree, tx)?;
         if writes.state != paused.state {
             let cause = "the transaction has changed the tree since its writes were paused; resume them instead";
@@ -137,6 +157,7 @@ impl<'t> TreeWrites<'t> {
         writes.created = paused.created;
         writes.rules = paused.rules;
         writes.suspects = paused.suspects;
+        writes.ranges = paused.ranges;
         Ok(writes)
     }
 
@@ -368,15 +389,13 @@ impl<'t> TreeWrites<'t> {
         if below == 0 {
             return self.delete(path).map(|deleted| u64::from(deleted.is_some()));
         }
-        let (id, tables) = (self.tree.id, &self.tree.tables);
-        let (first, end) = (node_key(id, &low), node_key(id, &high));
-        self.tx.delete_range(&tables.nodes, &first[..]..&end[..])?;
+        let (id, tables) = (self.tree.id, self.tree.tables.clone());
+        self.delete_rows(&tables.nodes, &node_key(id, &low), &node_key(id, &high))?;
         let (first, end) = parents_below(id, path);
         for map in [&tables.implied, &tables.parents] {
-            self.tx.delete_range(map, &first[..]..&end[..])?;
+            self.delete_rows(map, &first, &end)?;
         }
         self.delete_implied_children_of(path)?;
-        let tables = &self.tree.tables;
         self.tx.delete(&tables.parents, parent_key(id, Some(path)))?;
         // Those for a path without a node are about its children.
         self.suspect_keepers_of(path)?;
@@ -424,7 +443,30 @@ impl<'t> TreeWrites<'t> {
         if let Some(last) = end.last_mut() {
             *last += 1;
         }
-        self.tx.delete_range(&self.tree.tables.implied, &prefix[..]..&end[..])
+        let implied = self.tree.tables.implied.clone();
+        self.delete_rows(&implied, &prefix, &end)
+    }
+
+    /// Deletes the rows of a range of keys. A transaction deletes some thousand ranges at most, and one change may end any number of
+    /// subtrees: so few rows are deleted one by one, and many are after [`RANGES_MAX`] ranges.
+    fn delete_rows(&mut self, map: &Map, low: &[u8], high: &[u8]) -> Result<()> {
+        let singly = match self.ranges < RANGES_MAX {
+            true => ROWS_SINGLY,
+            false => usize::MAX,
+        };
+        let mut keys = Vec::new();
+        let mut rows = self.tx.range(map, low..high)?;
+        while keys.len() <= singly
+            && let Some((key, _)) = rows.next()?
+        {
+            keys.push(key.to_vec());
+        }
+        drop(rows);
+        if keys.len() > singly {
+            self.ranges += 1;
+            return self.tx.delete_range(map, low..high);
+        }
+        keys.iter().try_for_each(|key| self.tx.delete(map, key))
     }
 
     /// Calls `visit` with the nodes whose paths are in a range of bytes, in order, until it returns `false`. Without `high` the

@@ -156,3 +156,34 @@ fn long_chains_of_kept_nodes_end_in_one_revision() {
     }
     assert_eq!(events, 3_000);
 }
+
+/// A transaction deletes some thousand ranges at most.
+#[test]
+fn one_change_ends_any_number_of_subtrees() {
+    let disk = SimDisk::new(1);
+    let (_store, trees, tree) = open(&disk);
+    let lease = tree.grant_lease(Duration::from_secs(1)).unwrap();
+    tree.transact(|tree| tree.put_with("owner", "", LeaseChange::Attach(lease.id)).map(drop))
+        .unwrap();
+    let all = 4_200;
+    let conditions = [(&b"owner"[..], Condition::Exists)];
+    tree.transact(|tree| {
+        for number in 0..all {
+            let path = format!("kept/{number}");
+            tree.put_keeping(&path, "", LeaseChange::Detach, &conditions)?;
+            tree.put(format!("{path}/below"), "")?;
+            tree.put(format!("{path}/implied/below"), "")?;
+        }
+        // So many that its rows are deleted as a range.
+        (0..100).try_for_each(|number| tree.put(format!("kept/0/{number}/below"), "").map(drop))
+    })
+    .unwrap();
+    let before = tree.revision().unwrap();
+    disk.advance(Duration::from_secs(2));
+    trees.work().unwrap();
+    assert_eq!(tree.revision().unwrap(), before + 1);
+    assert_eq!(tree.count(&pattern("**")).unwrap(), 0);
+    assert!(tree.view().unwrap().top(None, 1).unwrap().is_empty());
+    let earlier = tree.view_at(before).unwrap();
+    assert_eq!(earlier.count_subtree("kept").unwrap(), 3 * all + 100);
+}

@@ -172,3 +172,48 @@ fn leases_end_with_all_of_their_nodes_and_no_others() {
     assert_eq!(deleted.unwrap(), 1);
     assert_eq!(tree.view().unwrap().lease_paths(long, 9).unwrap(), [b"n/4"]);
 }
+
+#[test]
+fn leases_go_on_after_a_restart_although_the_system_time_was_set_back() {
+    let mut disk = SimDisk::new(1);
+    let (store, trees, tree) = open(&disk);
+    let lease = tree.grant_lease(Duration::from_secs(10)).unwrap();
+    tree.transact(|tree| tree.put_with("a", "", LeaseChange::Attach(lease.id)).map(drop))
+        .unwrap();
+    // While the store is open, its clock does not follow the system's.
+    disk.set_wall(Duration::from_secs(7));
+    for _ in 0..100 {
+        disk.advance(Duration::from_secs(1));
+        trees.work().unwrap();
+        tree.keep_lease_alive(lease.id).unwrap();
+    }
+    let killed = disk.kill();
+    drop((store, trees, tree));
+    disk = killed;
+    let (_store, trees, tree) = open(&disk);
+    for passed in 0..12 {
+        assert_eq!(tree.exists("a").unwrap(), passed < 11, "after {passed} s");
+        disk.advance(Duration::from_secs(1));
+        trees.work().unwrap();
+    }
+    assert!(tree.view().unwrap().leases().unwrap().is_empty());
+}
+
+#[test]
+fn a_lease_of_which_some_nodes_have_ended_is_not_kept_alive() {
+    let disk = SimDisk::new(1);
+    let (store, _trees, tree) = open(&disk);
+    let lease = tree.grant_lease(Duration::from_millis(1_500)).unwrap();
+    let of_lease = LeaseChange::Attach(lease.id);
+    tree.transact(|tree| {
+        (0..1_500).try_for_each(|number| tree.put_with(format!("a/{number}"), "", of_lease).map(drop))
+    })
+    .unwrap();
+    disk.advance(Duration::from_millis(500));
+    let mut tx = store.begin(TransactionOptions::new()).unwrap();
+    tree.writes(&mut tx).unwrap().keep_lease_alive(lease.id).unwrap();
+    disk.advance(Duration::from_millis(1_500));
+    assert_eq!(tree.transact(|tree| tree.expire_leases()).unwrap(), (1_000, true));
+    assert!(tx.commit().unwrap_err().is_conflict());
+    assert_eq!(tree.transact(|tree| tree.expire_leases()).unwrap(), (500, false));
+}

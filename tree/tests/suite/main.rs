@@ -14,7 +14,7 @@ mod watches;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use duramen_engine::{Durability, Maintenance, Options, Reason, Store, TransactionOptions};
+use duramen_engine::{Durability, Maintenance, Options, Reason, Store, Transaction, TransactionOptions};
 use duramen_io::SimDisk;
 use duramen_topic::{Start, TopicOptions, Topics};
 use duramen_tree::{

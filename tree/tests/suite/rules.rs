@@ -351,3 +351,25 @@ fn rules_of_a_transaction_that_was_rolled_back_are_forgotten() {
     assert_eq!(nodes_at(&again, 2).len(), 1);
     trees.work().unwrap();
 }
+
+#[test]
+fn a_projection_leaves_a_map_alone_that_keeps_its_changes() {
+    let disk = SimDisk::new(1);
+    let (store, _trees, tree) = open(&disk);
+    let projection = Projection {
+        pattern: pattern("**"),
+        map: "map".into(),
+    };
+    tree.transact(|tree| tree.set_projection("all", &projection)).unwrap();
+    store.maps().drop("map").unwrap();
+    let guarded = TransactionOptions::new().guarded();
+    let mut tx = store.begin(guarded).unwrap();
+    let map = tx.guarded_map("map", 1).unwrap();
+    tx.commit().unwrap();
+    tree.put("a", "").unwrap();
+    let mut tx = store.begin(guarded).unwrap();
+    tree.writes(&mut tx).unwrap().put("b", "").unwrap();
+    tx.commit().unwrap();
+    assert!(tree.exists("a").unwrap() && tree.exists("b").unwrap());
+    assert!(map.is_empty().unwrap());
+}

@@ -256,3 +256,28 @@ fn writes_that_were_paused_go_on_with_their_revision() {
     assert_eq!((&old.payload[..], old.version), (&b"old"[..], 1));
     assert_eq!(tree.get("a").unwrap().unwrap().version, 3);
 }
+
+#[test]
+fn paused_writes_go_on_only_in_their_transaction_and_tree() {
+    let disk = SimDisk::new(1);
+    let (store, trees, tree) = open(&disk);
+    let other = trees.ensure("other").unwrap();
+    let pause = |tx: &mut Transaction| {
+        let mut writes = tree.writes(tx).unwrap();
+        writes.put("a", "").unwrap();
+        writes.pause()
+    };
+    let mut tx = store.begin(TransactionOptions::new()).unwrap();
+    let paused = pause(&mut tx);
+    tx.rollback();
+    // It takes the revision that the paused writes had.
+    tree.put("b", "").unwrap();
+    let mut tx = store.begin(TransactionOptions::new()).unwrap();
+    assert!(tree.resume(&mut tx, paused).is_err());
+    let paused = pause(&mut tx);
+    other.writes(&mut tx).unwrap().put("a", "").unwrap();
+    other.writes(&mut tx).unwrap().put("b", "").unwrap();
+    assert!(other.resume(&mut tx, paused).is_err());
+    tx.commit().unwrap();
+    assert_eq!(tree.revision().unwrap(), 3);
+}

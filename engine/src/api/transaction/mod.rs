@@ -196,6 +196,8 @@ struct Work {
     /// What the commit rings beside what it appends to. Rolling back to a savepoint keeps it: a ring too many is
     /// harmless.
     rung: Vec<Arc<Bell>>,
+    /// Tells it from every other transaction of this process, once something has asked.
+    number: Option<u64>,
 }
 
 /// What an append takes in a record beyond prefix and value, roughly.
@@ -317,7 +319,7 @@ pub struct Savepoint {
     number: u64,
 }
 
-/// Numbers name savepoints across transactions, so that one cannot be taken for that of another.
+/// Numbers name savepoints across transactions, so that one cannot be taken for that of another. They name transactions, too.
 static NEXT_SAVEPOINT: AtomicU64 = AtomicU64::new(0);
 
 /// How much a transaction had done when a savepoint was made.
@@ -828,6 +830,13 @@ impl Transaction {
         self.delete_full_range(counters_of(id)?)?;
         self.work.dropped.push(id);
         Ok(())
+    }
+
+    /// A number that no other transaction of this process has, for what crates above this one keep of it.
+    #[doc(hidden)]
+    pub fn number(&mut self) -> u64 {
+        let next = || NEXT_SAVEPOINT.fetch_add(1, Ordering::Relaxed);
+        *self.work.number.get_or_insert_with(next)
     }
 
     /// Marks this moment, to which [`Transaction::rollback_to`] can return. There may be any number of them; reads of

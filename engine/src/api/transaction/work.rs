@@ -81,13 +81,14 @@ impl Work {
             needed,
             needed_keys,
             rung,
+            number,
         } = self;
         // Without memory, mostly.
         (*savepoints, *extents, *opened, *new_maps) = Default::default();
         (*dropped, *renamed, *needed, *needed_keys) = Default::default();
         *rung = Vec::new();
         (*nothing, *ahead) = Default::default();
-        (*below, *append_bytes, *numbers) = (Held::default(), 0, false);
+        (*below, *append_bytes, *numbers, *number) = (Held::default(), 0, false, None);
         layers.truncate(1);
         layers.iter_mut().for_each(Layer::clear);
         appends.clear();

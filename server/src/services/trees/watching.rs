@@ -137,22 +137,23 @@ impl Watcher {
         let mut responses = Vec::with_capacity(seen.len());
         for (watch, seen) in seen {
             let revision = watches.set.resume_from(watch).unwrap_or(0).saturating_sub(1);
-            let told = match seen {
-                Watched::Ended(error) => Err(failed(&error)),
-                Watched::Events(events) => events.into_iter().map(to_event).collect(),
+            let (events, failed) = match seen {
+                Watched::Ended(error) => (Vec::new(), Some((revision, failed(&error)))),
+                Watched::Events(events) => to_events(events),
             };
-            responses.push(match told {
-                Ok(events) => WatchNodesResponse {
+            let revision = failed.as_ref().map_or(revision, |(revision, _)| *revision);
+            if !events.is_empty() {
+                responses.push(WatchNodesResponse {
                     watch,
                     revision,
                     event: Some(Told::Events(NodeEvents { events })),
-                },
-                Err(status) => {
-                    watches.set.remove(watch);
-                    watches.since.remove(&watch);
-                    ended(watch, revision, Some(&status))
-                }
-            });
+                });
+            }
+            if let Some((revision, status)) = failed {
+                watches.set.remove(watch);
+                watches.since.remove(&watch);
+                responses.push(ended(watch, revision, Some(&status)));
+            }
         }
         let revision = watches.set.revision();
         if is_time && revision > self.told && !watches.set.is_empty() {
@@ -292,6 +293,22 @@ fn ended(watch: u64, revision: u64, status: Option<&Status>) -> WatchNodesRespon
         revision,
         event: Some(Told::Ended(ended)),
     }
+}
+
+/// Makes of events what is sent, up to the first event that is too large. Then it also returns the revision before that, and the reason.
+fn to_events(events: Vec<Event>) -> (Vec<NodeEvent>, Option<(u64, Status)>) {
+    let mut sent: Vec<NodeEvent> = Vec::with_capacity(events.len());
+    for event in events {
+        let revision = event.revision;
+        match to_event(event) {
+            Ok(event) => sent.push(event),
+            Err(status) => {
+                sent.retain(|event| event.revision < revision);
+                return (sent, Some((revision.saturating_sub(1), status)));
+            }
+        }
+    }
+    (sent, None)
 }
 
 fn to_event(event: Event) -> Result<NodeEvent, Status> {

@@ -18,6 +18,7 @@ use crate::command::{Applied, Applier, ENTRY_VERSION};
 use crate::error::{failed, not_synced, overloaded, stopping, unanswered};
 use crate::level::Level;
 use crate::measure::{Histogram, LogLimit};
+use crate::refusal::refusal_of;
 
 /// The most commands of a commit.
 const ENTRY_COMMANDS: usize = 1_024;
@@ -398,7 +399,9 @@ impl Drop for Awaits {
 /// Whether a commit failed for what one of its commands needs, such as room: then the others must not suffer. Where the
 /// store itself is stopped or held by others, each command would fail alike, perhaps after a long wait.
 fn is_of_one_command(error: &Error) -> bool {
-    matches!(error.kind(), Kind::FixTheCall | Kind::MakeSpace) && !error.is_of_a_made_commit()
+    // What has a reason of its own is a refusal, such as a topic that is full.
+    let is_its_own = matches!(error.kind(), Kind::FixTheCall | Kind::MakeSpace) || refusal_of(error).is_some();
+    is_its_own && !error.is_of_a_made_commit()
 }
 
 fn now_us() -> u64 {

@@ -181,7 +181,8 @@ fn may_be_lost(change: &Change) -> bool {
     use duramen_proto::v1::operation::Change as Operated;
     let Change::Commit(commit) = change else { return false };
     let publishes = |operation: &duramen_proto::v1::Operation| matches!(operation.change, Some(Operated::Publish(_)));
-    commit.conditions.is_empty() && commit.then.iter().all(publishes)
+    let is_conditional = !(commit.conditions.is_empty() && commit.node_conditions.is_empty());
+    !is_conditional && commit.otherwise.is_empty() && commit.then.iter().all(publishes)
 }
 
 /// What a command led to; a refusal is an error.

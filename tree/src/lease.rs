@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use duramen_engine::{Map, Result};
+use duramen_engine::{Error, Map, Result};
 use duramen_topic::bytes::{Reader, put_number};
 
 use crate::error::TreeError;
@@ -240,7 +240,11 @@ impl TreeWrites<'_> {
             if paths.is_empty() {
                 break;
             }
-            deleted += self.delete_attached(id, &paths)?;
+            let mut refused = Vec::new();
+            deleted += self.delete_attached(id, &paths, &mut refused)?;
+            if let Some(error) = refused.pop() {
+                return Err(error);
+            }
         }
         self.remove_lease(id, stored)?;
         Ok(deleted)
@@ -269,36 +273,45 @@ impl TreeWrites<'_> {
     }
 
     /// Ends leases that have expired, and deletes their nodes: some of them, when there are many. Returns how many nodes it
-    /// deleted, and whether there may be more.
+    /// deleted, and whether there may be more. A lease with a node that cannot be deleted, because a trigger has no topic, stays, and
+    /// others end.
     ///
     /// # Errors
-    /// Those of [`TreeWrites::delete`].
+    /// Those of [`TreeWrites::delete`]; that of a missing topic only where no lease ends.
     pub fn expire_leases(&mut self) -> Result<(u64, bool)> {
         let now = self.advance_clock()?;
-        let mut deleted = 0;
+        let (mut deleted, mut refused, mut passed) = (0, Vec::new(), None);
+        let (mut has_ended, mut has_more) = (false, false);
         loop {
-            let left = EXPIRED_NODES_MAX.saturating_sub(deleted as usize);
+            let left = EXPIRED_NODES_MAX.saturating_sub(deleted as usize + refused.len());
             if left == 0 {
-                return Ok((deleted, true));
+                has_more = deleted > 0;
+                break;
             }
-            let Some((deadline, id)) = self.first_deadline()?.filter(|(deadline, _)| *deadline <= now) else {
-                return Ok((deleted, false));
+            let Some((deadline, id)) = self.first_deadline(passed)?.filter(|(deadline, _)| *deadline <= now) else {
+                break;
             };
             let paths = self.attached(id, left)?;
-            let is_all = paths.len() < left;
-            deleted += self.delete_attached(id, &paths)?;
-            if is_all {
+            let (is_all, refused_before) = (paths.len() < left, refused.len());
+            deleted += self.delete_attached(id, &paths, &mut refused)?;
+            if is_all && refused.len() == refused_before {
                 let stored = Stored {
                     ttl_ms: 0,
                     deadline_ms: deadline,
                 };
                 self.remove_lease(id, stored)?;
+                has_ended = true;
             } else {
                 // A transaction that keeps the lease alive meanwhile must conflict.
                 let row = self.stored_lease(id)?.encode();
                 self.tx
                     .put(&self.tree.tables.leases, lease_key(self.tree.id, id), row)?;
+                passed = Some((deadline, id));
             }
+        }
+        match refused.pop() {
+            Some(error) if deleted == 0 && !has_ended => Err(error),
+            _ => Ok((deleted, has_more)),
         }
     }
 
@@ -329,8 +342,8 @@ impl TreeWrites<'_> {
         Ok(now.lease_ms)
     }
 
-    fn first_deadline(&self) -> Result<Option<(u64, u64)>> {
-        first_deadline(self.tx, &self.tree.tables.leases, self.tree.id)
+    fn first_deadline(&self, passed: Option<(u64, u64)>) -> Result<Option<(u64, u64)>> {
+        first_deadline(self.tx, &self.tree.tables.leases, self.tree.id, passed)
     }
 
     fn stored_lease(&self, id: u64) -> Result<Stored> {
@@ -362,19 +375,21 @@ impl TreeWrites<'_> {
         self.put_state()
     }
 
-    /// Deletes nodes of a lease. Returns how many.
-    fn delete_attached(&mut self, id: u64, paths: &[Vec<u8>]) -> Result<u64> {
+    /// Deletes nodes of a lease. Returns how many. Adds to `refused` why others cannot be deleted.
+    fn delete_attached(&mut self, id: u64, paths: &[Vec<u8>], refused: &mut Vec<Error>) -> Result<u64> {
         let mut deleted = 0;
         for path in paths {
+            if let Err(error) = self.check_deletion(path) {
+                refused.push(error);
+                continue;
+            }
             match self.delete(path)? {
                 Some(_) => deleted += 1,
                 // It may have ended with a node before it.
                 None => {
                     let key = attached_key(self.tree.id, id, path);
                     if self.tx.get_ref(&self.tree.tables.leases, key)?.is_some() {
-                        return Err(duramen_engine::Error::damaged(
-                            "a lease of a tree has a node that is missing",
-                        ));
+                        return Err(Error::damaged("a lease of a tree has a node that is missing"));
                     }
                 }
             }
@@ -390,13 +405,22 @@ impl TreeWrites<'_> {
 /// The lease of the end of its key.
 fn id_of(key: &[u8]) -> Result<u64> {
     let id = key.try_into().map(u64::from_be_bytes);
-    id.map_err(|_| duramen_engine::Error::damaged("a lease of a tree has a wrong key"))
+    id.map_err(|_| Error::damaged("a lease of a tree has a wrong key"))
 }
 
-/// The first deadline of a tree, and its lease.
-pub(crate) fn first_deadline<R: Rows>(rows: &R, leases: &Map, tree: u32) -> Result<Option<(u64, u64)>> {
+/// The first deadline of a tree, and its lease; or the first after another one.
+pub(crate) fn first_deadline<R: Rows>(
+    rows: &R,
+    leases: &Map,
+    tree: u32,
+    passed: Option<(u64, u64)>,
+) -> Result<Option<(u64, u64)>> {
     let prefix = deadlines_prefix(tree);
-    let mut deadlines = rows.rows(leases, &prefix[..]..)?;
+    let low = passed.map_or_else(
+        || prefix.clone(),
+        |(deadline, lease)| [&deadline_key(tree, deadline, lease)[..], &[0]].concat(),
+    );
+    let mut deadlines = rows.rows(leases, &low[..]..)?;
     match deadlines.next()? {
         Some((key, _)) if key.starts_with(&prefix) => deadline_of(key).map(Some),
         _ => Ok(None),

@@ -56,7 +56,9 @@ pub use commit::{Committed, Done, Operation, TreeCommit};
 pub use condition::{Compare, Condition};
 pub use error::TreeError;
 pub use lease::Lease;
-pub use limits::{CONDITION_DEPTH_MAX, PATH_BYTES_MAX, PATTERN_NAMES_MAX, PAYLOAD_BYTES_MAX, TREE_NAME_BYTES_MAX};
+pub use limits::{
+    CONDITION_DEPTH_MAX, PATH_BYTES_MAX, PATTERN_BYTES_MAX, PATTERN_NAMES_MAX, PAYLOAD_BYTES_MAX, TREE_NAME_BYTES_MAX,
+};
 pub use node::{ChangeKind, Children, Node};
 pub use pattern::Pattern;
 pub use restoring::{MAPS, keep_revisions};

@@ -10,6 +10,8 @@ pub const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 /// Most names of a pattern, from the first star or regular expression on: matching a path takes time in proportion to its names
 /// times these.
 pub const PATTERN_NAMES_MAX: usize = 64;
+/// Longest text of a pattern in bytes: a watch keeps it in memory.
+pub const PATTERN_BYTES_MAX: usize = 16 << 10;
 /// Memory that a regular expression may take once it is compiled.
 pub(crate) const REGEX_BYTES_MAX: usize = 256 << 10;
 /// Most nested conditions, because evaluating them takes stack.

@@ -11,7 +11,7 @@ use duramen_engine::{Error, Result};
 use regex::bytes::{Regex, RegexBuilder};
 
 use crate::error::TreeError;
-use crate::limits::{PATTERN_NAMES_MAX, REGEX_BYTES_MAX};
+use crate::limits::{PATTERN_BYTES_MAX, PATTERN_NAMES_MAX, REGEX_BYTES_MAX};
 use crate::path::{SEPARATOR, names};
 
 /// A pattern of paths: names joined by `/`, each of them
@@ -187,6 +187,9 @@ impl FromStr for Pattern {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Pattern> {
+        if text.len() > PATTERN_BYTES_MAX {
+            return Err(invalid(text, PATTERN_BYTES_MAX, "its text is longer than 16,384 bytes"));
+        }
         let mut parts = Vec::new();
         let (mut at, mut counted) = (0, 0);
         loop {
@@ -361,6 +364,7 @@ mod tests {
             }
         }
         assert!("*/".repeat(64).parse::<Pattern>().is_err());
+        assert!(format!("{{a{}}}", "|b".repeat(8 << 10)).parse::<Pattern>().is_err());
         assert!("*/".repeat(63).parse::<Pattern>().is_ok());
         assert!(("a/".repeat(500) + &"*/".repeat(63)).parse::<Pattern>().is_ok());
     }

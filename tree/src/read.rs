@@ -298,6 +298,7 @@ impl<R: Rows> Reading<'_, R> {
             low.extend_from_slice(after);
             low.push(0);
         }
+        let is_wanted = |name: &[u8]| after.is_none_or(|after| name > after);
         let mut names = BTreeSet::new();
         loop {
             let mut passed = None;
@@ -305,10 +306,21 @@ impl<R: Rows> Reading<'_, R> {
                 let rest = &found[prefix..];
                 let end = rest.iter().position(|byte| *byte == SEPARATOR);
                 let name = &rest[..end.unwrap_or(rest.len())];
-                if after.is_none_or(|after| name > after) {
+                if is_wanted(name) {
                     names.insert(name.to_vec());
                 }
-                if is_complete(&names, limit, name) {
+                if names.len() >= limit
+                    && names
+                        .iter()
+                        .nth(limit.saturating_sub(1))
+                        .is_none_or(|last| &last[..] <= name)
+                {
+                    // A name that only has nodes below it comes late: `a/x` comes after `a-b`. Each that is missing begins this one.
+                    for end in (0..name.len()).filter(|&end| name[end] < SEPARATOR && is_wanted(&name[..end])) {
+                        if self.has_below(&found[..prefix + end])? {
+                            names.insert(name[..end].to_vec());
+                        }
+                    }
                     return Ok(false);
                 }
                 passed = end.map(|end| found[..prefix + end].to_vec());
@@ -321,20 +333,17 @@ impl<R: Rows> Reading<'_, R> {
         }
         Ok(names.into_iter().take(limit).collect())
     }
-}
 
-/// Whether a walk in the order of paths, which has come to a child of the name `reached`, finds none any more that is among the first
-/// `limit`. A name that only has nodes below it comes late: `a/x` comes after `a-b`.
-fn is_complete(names: &BTreeSet<Vec<u8>>, limit: usize, reached: &[u8]) -> bool {
-    if names.len() < limit {
-        return false;
+    /// Whether there are nodes below a path.
+    fn has_below(&self, path: &[u8]) -> Result<bool> {
+        let (low, high) = below(path);
+        let mut has_some = false;
+        self.each((&low, Some(&high)), |_, _| {
+            has_some = true;
+            Ok(false)
+        })?;
+        Ok(has_some)
     }
-    let Some(last) = limit.checked_sub(1).and_then(|last| names.iter().nth(last)) else {
-        return true;
-    };
-    let may_come =
-        |end: usize| reached[end] < SEPARATOR && reached[..end] < last[..] && !names.contains(&reached[..end]);
-    last[..] <= *reached && !(0..reached.len()).any(may_come)
 }
 
 /// The paths below a parent; `None`: all paths.

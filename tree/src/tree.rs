@@ -22,6 +22,8 @@ use crate::writes::{PausedWrites, TreeWrites};
 /// Pause between two commits that remove rows: so many times as long as the commit took, and at most so long.
 const PAUSE_FACTOR: u32 = 4;
 const PAUSE_MAX: Duration = Duration::from_millis(5);
+/// Commits that remove rows before the background thread looks after the leases again: about a quarter of a second.
+const REMOVALS_AT_ONCE: usize = 50;
 
 /// A tree of paths with payloads. Handles are cheap to clone, and may be used from any thread.
 ///
@@ -399,9 +401,10 @@ impl Tree {
     /// # Errors
     /// [`crate::TreeError::FutureRevision`].
     pub fn compact(&self, revision: u64) -> Result<()> {
-        let compact = || {
+        let compact = || -> Result<()> {
             self.transact(|tree| tree.compact(revision))?;
-            self.remove_compacted()
+            while self.remove_compacted()? {}
+            Ok(())
         };
         match compact() {
             Err(error) if error.kind() == Kind::MakeSpace => {
@@ -438,13 +441,11 @@ impl Tree {
         Ok(self.has_lease_work()? || self.view()?.has_compacted_rows()?)
     }
 
-    /// What the background thread does for the tree.
-    pub(crate) fn work(&self) -> Result<()> {
+    /// What the background thread does for the tree, or some of it when there is much. Returns whether there is more.
+    pub(crate) fn work(&self) -> Result<bool> {
         let expired = self.expire();
-        if self.view()?.has_compacted_rows()? {
-            self.remove_compacted()?;
-        }
-        expired
+        let has_more = self.view()?.has_compacted_rows()? && self.remove_compacted()?;
+        expired.map(|()| has_more)
     }
 
     fn expire(&self) -> Result<()> {
@@ -457,25 +458,26 @@ impl Tree {
     /// Removes the rows of compacted revisions. No other change writes them, so this needs no turn among the writers. A power cut may
     /// bring rows back, which are removed again: so no commit waits for the device. It pauses most of the time: writers need the
     /// processors, and so does the fold that follows. Calls that change one node each make fewer revisions in that time than it
-    /// removes.
-    fn remove_compacted(&self) -> Result<()> {
+    /// removes. After some commits it returns whether there is more, because leases of all trees wait meanwhile.
+    fn remove_compacted(&self) -> Result<bool> {
         let shared = &self.shared;
         let options = TransactionOptions::new().durability(Durability::Written);
         let remove = |tx: &mut Transaction| TreeWrites::begin(shared, tx)?.remove_compacted();
-        loop {
+        for _ in 0..REMOVALS_AT_ONCE {
             let begun = Instant::now();
             if !shared.store.transact_with(options, remove)? {
-                return Ok(());
+                return Ok(false);
             }
             std::thread::sleep((begun.elapsed() * PAUSE_FACTOR).min(PAUSE_MAX));
         }
+        Ok(true)
     }
 
     /// Whether a lease has expired, or the clock of the leases must be stored.
     fn has_lease_work(&self) -> Result<bool> {
         let store = &self.shared.store;
         let (snapshot, leases) = (store.snapshot()?, &self.shared.tables.leases);
-        let Some((deadline, _)) = first_deadline(&snapshot, leases, self.shared.id)? else {
+        let Some((deadline, _)) = first_deadline(&snapshot, leases, self.shared.id, None)? else {
             return Ok(false);
         };
         let shared = store.shared_clock();

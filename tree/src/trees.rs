@@ -223,9 +223,15 @@ impl Open {
     fn work(&self) -> Result<()> {
         // A tree that fails holds up no other one.
         let mut worked = Ok(());
-        for (name, id) in self.list()? {
-            let tree = self.tree(id, &name).and_then(|tree| tree.work());
-            worked = worked.and(tree);
+        let mut has_more = true;
+        while has_more {
+            has_more = false;
+            for (name, id) in self.list()? {
+                match self.tree(id, &name).and_then(|tree| tree.work()) {
+                    Ok(more) => has_more |= more,
+                    Err(error) => worked = worked.and(Err(error)),
+                }
+            }
         }
         worked
     }

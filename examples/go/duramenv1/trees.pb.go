@@ -1321,7 +1321,7 @@ type PutNodeOperation struct {
 	//	*PutNodeOperation_KeepLease
 	Lease isPutNodeOperation_Lease `protobuf_oneof:"lease"`
 	// The payload that the node must have, which then keeps its lease; otherwise the put is refused with the reason
-	// NODE_MISMATCH. Only with the mode PUT_MODE_UNSPECIFIED.
+	// NODE_MISMATCH, and where there is no node with NODE_NOT_FOUND. Only with the mode PUT_MODE_UNSPECIFIED.
 	Expected []byte `protobuf:"bytes,6,opt,name=expected,proto3,oneof" json:"expected,omitempty"`
 	// Keeps the node while these conditions hold, and deletes it with everything below it once one does not. Absent: the
 	// conditions of the node stay as they are.

@@ -412,7 +412,7 @@ impl Election for EtcdDoor {
     async fn observe(&self, request: Request<LeaderRequest>) -> Result<Response<Self::ObserveStream>, Status> {
         self.authorize(&request, Access::Read)?;
         let name = request.into_inner().name;
-        let (sender, receiver) = mpsc::channel(2);
+        let (sender, receiver) = mpsc::channel(3);
         let (door, responses) = (self.clone(), sender.clone());
         send(self.state(), sender, async move {
             let observed = tokio::select! {

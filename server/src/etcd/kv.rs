@@ -128,7 +128,7 @@ impl Kv for EtcdDoor {
             return Err(Status::unimplemented("RangeStream does not support revision filters"));
         }
         // A slow reader holds two parts, and its snapshot.
-        let (sender, receiver) = mpsc::channel(2);
+        let (sender, receiver) = mpsc::channel(3);
         if request.sort_target() != SortTarget::Key {
             // What is sorted is known as a whole first.
             let whole = RangeStreamResponse {

@@ -169,7 +169,7 @@ impl Maintenance for EtcdDoor {
         self.authorize(&request, Access::Admin)?;
         let (messages, mut made) = mpsc::channel(1);
         let done = self.send_snapshot(messages)?;
-        let (sender, receiver) = mpsc::channel(1);
+        let (sender, receiver) = mpsc::channel(2);
         // When this ends early, it drops `made`, and the thread ends with its next message.
         send(self.state(), sender.clone(), async move {
             while let Some(message) = made.recv().await {

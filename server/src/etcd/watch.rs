@@ -33,15 +33,14 @@ const NO_WATCH: i64 = -1;
 const WATCHES_MAX: usize = 100_000;
 /// How often a stream looks whether its token is still valid.
 const CHECK: Duration = Duration::from_secs(2);
-/// Events of one revision are held until all of them are there. A watch that takes fragments gets the first ones from these bytes on.
-const FRAGMENT_BYTES: usize = 4 << 20;
-/// The most that a stream holds for its other watches. A watch that would need more ends: parts of a revision would be lost to a client
-/// that begins again after them.
+/// Events of one revision are held until all of them are there. This is the most that a stream holds. A watch that would need more
+/// ends: parts of a revision would be lost to a client that begins again after them.
 const HELD_BYTES_MAX: usize = 1 << 30;
 
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 const EMPTY_RANGE: &str = "mvcc: watcher range is empty";
-const TOO_LARGE: &str = "duramen: a revision has too many changes to come in one response; watch with fragments";
+const TOO_LARGE: &str =
+    "duramen: a revision has more changes than a stream holds; read the keys, and watch from the revision after it";
 const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 
 /// What the client asked of a watch.
@@ -212,11 +211,6 @@ impl Watcher {
                 asked.held.push(event);
             }
         }
-        let is_cut = asked.wants_fragments && asked.held_bytes > FRAGMENT_BYTES;
-        if is_cut {
-            asked.held_bytes = 0;
-            told.append(&mut asked.held);
-        }
         let has_held = !asked.held.is_empty();
         self.held_bytes += asked.held_bytes;
         let parts = asked.wants_fragments.then(|| self.door.config().message_bytes_max());
@@ -229,7 +223,7 @@ impl Watcher {
                 ..WatchResponse::default()
             };
             match parts {
-                Some(most) => divide(response, most, is_cut, responses),
+                Some(most) => divide(response, most, responses),
                 None => responses.push(response),
             }
         }
@@ -451,9 +445,10 @@ fn to_event(event: Event) -> ToldEvent {
     }
 }
 
-/// Divides a response into parts that are no larger than a request. `is_cut`: more parts follow later.
-fn divide(response: WatchResponse, most: usize, is_cut: bool, responses: &mut Vec<WatchResponse>) {
-    if !is_cut && (response.events.len() < 2 || response.encoded_len() < most) {
+/// Divides a response into parts that are no larger than a request. They follow each other: etcd's client in Go loses events of a
+/// response that comes between the parts of another watch.
+fn divide(response: WatchResponse, most: usize, responses: &mut Vec<WatchResponse>) {
+    if response.events.len() < 2 || response.encoded_len() < most {
         responses.push(response);
         return;
     }
@@ -476,7 +471,7 @@ fn divide(response: WatchResponse, most: usize, is_cut: bool, responses: &mut Ve
         events.push(event);
     }
     responses.push(WatchResponse {
-        fragment: is_cut,
+        fragment: false,
         ..part(events)
     });
 }

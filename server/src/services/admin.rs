@@ -55,7 +55,7 @@ impl AdminService {
         mut made: mpsc::Receiver<T>,
         done: JoinHandle<Result<(), Status>>,
     ) -> ReceiverStream<Result<T, Status>> {
-        let (sender, receiver) = mpsc::channel(1);
+        let (sender, receiver) = mpsc::channel(2);
         send(&self.0, sender.clone(), async move {
             while let Some(response) = made.recv().await {
                 if sender.send(Ok(response)).await.is_err() {

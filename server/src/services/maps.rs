@@ -160,7 +160,7 @@ impl Maps for MapsService {
         check_space(&request.space)?;
         let (map, snapshot) = (self.0.map(&request.map)?, self.snapshot()?);
         // A slow reader holds two parts, and its snapshot.
-        let (sender, receiver) = mpsc::channel(2);
+        let (sender, receiver) = mpsc::channel(3);
         send(&self.0, sender.clone(), async move {
             let mut sent = None;
             loop {
@@ -270,7 +270,7 @@ impl Maps for MapsService {
             keys_only: request.keys_only,
         };
         // A slow reader holds two batches, and its snapshot.
-        let (sender, receiver) = mpsc::channel(2);
+        let (sender, receiver) = mpsc::channel(3);
         send(&self.0, sender.clone(), async move {
             let mut after: Option<Bytes> = None;
             while left > 0 {

@@ -23,7 +23,8 @@ pub(crate) use transactions::TransactionsService;
 pub(crate) use trees::{TreesService, tend};
 pub(crate) use watch::WatchService;
 
-/// Sends a stream until it is complete, the client has gone, or the server ends.
+/// Sends a stream until it is complete, the client has gone, or the server ends. That the server ends is told also where the client
+/// reads slowly, so the channel must have room for it beside the responses: a stream without an error would be taken for complete.
 pub(crate) fn send<T: Send + 'static>(
     state: &State,
     sender: mpsc::Sender<Result<T, Status>>,
@@ -31,9 +32,13 @@ pub(crate) fn send<T: Send + 'static>(
 ) {
     let mut ends = state.ends.clone();
     tokio::spawn(async move {
+        let Ok(last) = sender.reserve_owned().await else {
+            // The client has gone.
+            return;
+        };
         tokio::select! {
             () = sends => {}
-            _ = ends.wait_for(|ends| *ends) => drop(sender.try_send(Err(stopping()))),
+            _ = ends.wait_for(|ends| *ends) => drop(last.send(Err(stopping()))),
         }
     });
 }

@@ -805,3 +805,53 @@ fn a_lease_that_cannot_end_holds_up_no_compaction() {
     assert!(etcd.exists("leased").unwrap());
     assert!(!etcd.transact(|tree| tree.remove_compacted()).unwrap(), "rows are left");
 }
+
+/// The deletion is one revision, and what is in it beside the keys of the watch comes last.
+#[test]
+fn fragments_follow_each_other_and_the_last_one_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = start(&config(directory.path())).unwrap();
+    client(async {
+        let channel = channel(&server).await;
+        let mut kv = KvClient::new(channel.clone());
+        let keys = ["a0", "a1", "a2", "a3", "a4", "a5", "b"];
+        for key in keys {
+            kv.put(pair(key, &"x".repeat(1_000_000))).await.unwrap();
+        }
+        let mut client = WatchClient::new(channel).max_decoding_message_size(usize::MAX);
+        let of = |from: &str, to: &str| {
+            create(WatchCreateRequest {
+                key: from.to_string().into(),
+                range_end: to.to_string().into(),
+                prev_kv: true,
+                fragment: true,
+                ..Default::default()
+            })
+        };
+        let requests = tokio_stream::iter([of("a", "b"), of("b", "c")]).chain(tokio_stream::pending());
+        let mut responses = client.watch(requests).await.unwrap().into_inner();
+        for _ in 0..2 {
+            assert!(responses.message().await.unwrap().unwrap().created);
+        }
+        let all = DeleteRangeRequest {
+            key: "a".into(),
+            range_end: "c".into(),
+            ..Default::default()
+        };
+        kv.delete_range(all).await.unwrap();
+        let (mut events, mut whole, mut pending) = ([0, 0], 0, None);
+        while whole < 2 {
+            let response = responses.message().await.unwrap().unwrap();
+            let watch = response.watch_id;
+            assert!(
+                pending.is_none_or(|pending| pending == watch),
+                "a response came between fragments"
+            );
+            events[watch as usize] += response.events.len();
+            pending = response.fragment.then_some(watch);
+            whole += usize::from(!response.fragment);
+        }
+        assert_eq!(events, [6, 1]);
+    });
+    server.stop().unwrap();
+}

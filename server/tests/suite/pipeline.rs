@@ -367,3 +367,47 @@ fn a_key_that_is_used_again_after_its_time_is_remembered_anew() {
         assert_eq!(apply(minute, vec!["z".into()]), again, "minute {minute}");
     }
 }
+
+#[test]
+fn a_trigger_whose_topic_is_full_fails_its_own_command_and_no_other() {
+    use duramen::topic::TopicOptions;
+    use duramen::tree::{Trees, TreesOptions, Trigger};
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let topics = Topics::open(&store).unwrap();
+    let full = TopicOptions::new().keep_messages(1).discard_new(true);
+    topics.create("full", full).unwrap().publish("first").unwrap();
+    let trees = Trees::open_with(&store, TreesOptions::new().background(false)).unwrap();
+    let tree = trees.ensure("tree").unwrap();
+    let trigger = Trigger {
+        pattern: "**".parse().unwrap(),
+        kind: None,
+        topic: "full".into(),
+    };
+    tree.transact(|tree| tree.set_trigger("all", &trigger)).unwrap();
+    let pipeline = pipeline(&store);
+    run(async {
+        prepared(&pipeline).await;
+        let put_node = Operated::Tree(TreeOperation {
+            tree: "tree".into(),
+            operation: Some(tree_operation::Operation::Put(PutNodeOperation {
+                path: "a".into(),
+                ..Default::default()
+            })),
+        });
+        let commands = [
+            commit(vec![put("1", 1)]),
+            commit(vec![put_node]),
+            commit(vec![put("2", 1)]),
+        ];
+        let answers = commands.map(|command| pipeline.enqueue(command, Level::Written).unwrap());
+        let mut refused = Vec::new();
+        for answer in answers {
+            let led = answer.await.unwrap().map(|outcome| outcome.outcome.unwrap());
+            refused.push(!matches!(led, Ok(Led::Committed(_))));
+        }
+        assert_eq!(refused, [false, true, false]);
+    });
+    assert!(!tree.exists("a").unwrap());
+    assert!(store.map("m").unwrap().contains_key("2").unwrap());
+}

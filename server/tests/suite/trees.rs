@@ -537,3 +537,144 @@ fn children_with_large_payloads_come_in_several_responses() {
     });
     server.stop().unwrap();
 }
+
+#[test]
+fn repeated_requests_grant_one_lease_and_keep_none_alive_that_has_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut trees = trees(&server).await;
+        let options = |key: &str| {
+            Some(WriteOptions {
+                idempotency_key: key.to_string().into(),
+                ..Default::default()
+            })
+        };
+        let mut ids = BTreeSet::new();
+        for _ in 0..2 {
+            let request = GrantLeaseRequest {
+                tree: "tree".into(),
+                ttl_ms: 1_000,
+                options: options("grant"),
+                ..Default::default()
+            };
+            ids.insert(
+                trees
+                    .grant_lease(request)
+                    .await
+                    .unwrap()
+                    .into_inner()
+                    .lease
+                    .unwrap()
+                    .lease,
+            );
+        }
+        let id = ids.pop_first().unwrap();
+        assert!(ids.is_empty(), "a second lease has the id {ids:?}");
+        let keep = async |trees: &mut TreesClient<Channel>| {
+            let request = KeepLeaseAliveRequest {
+                tree: "tree".into(),
+                lease: id,
+                options: options("keep"),
+                ..Default::default()
+            };
+            let kept = trees.keep_leases_alive(tokio_stream::once(request)).await.unwrap();
+            kept.into_inner()
+                .message()
+                .await
+                .unwrap()
+                .unwrap()
+                .lease
+                .unwrap()
+                .remaining_ms
+        };
+        assert!(keep(&mut trees).await > 0);
+        let request = GetLeaseRequest {
+            tree: "tree".into(),
+            lease: id,
+            ..Default::default()
+        };
+        while trees.get_lease(request.clone()).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(keep(&mut trees).await, 0);
+    });
+    server.stop().unwrap();
+}
+
+/// A stream that ends without an error has shown everything.
+#[test]
+fn a_listing_that_a_stop_cuts_off_ends_with_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    let nodes = 60;
+    client(async {
+        let mut trees = trees(&server).await;
+        let payload = "x".repeat(1 << 20);
+        for number in 0..nodes {
+            put(&mut trees, &format!("a/{number:02}"), &payload).await.unwrap();
+        }
+        let request = SelectNodesRequest {
+            tree: "tree".into(),
+            ..Default::default()
+        };
+        let mut responses = trees.select_nodes(request).await.unwrap().into_inner();
+        let mut seen = responses.message().await.unwrap().unwrap().nodes.len();
+        // The client reads nothing for a while, so the server has as much ready as it may have when it is stopped.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let stopping = tokio::task::spawn_blocking(|| server.stop());
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let ended = loop {
+            match responses.message().await {
+                Ok(Some(response)) => seen += response.nodes.len(),
+                Ok(None) => break seen == nodes,
+                Err(status) => break reason(&status) == "STOPPING" && seen < nodes,
+            }
+        };
+        assert!(ended, "{seen} nodes came");
+        drop((responses, trees));
+        stopping.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn what_a_level_cannot_promise_is_refused_also_beside_conditions_of_nodes() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path());
+    client(async {
+        let mut clients = connect(&server).await;
+        trees(&server).await;
+        clients.create_topic("topic").await;
+        let publish = operation::Change::Publish(PublishOperation {
+            topic: "topic".into(),
+            messages: vec![Message::default()],
+        });
+        let request = CommitRequest {
+            then: vec![Operation { change: Some(publish) }],
+            options: acknowledged(Acknowledge::Memory),
+            ..Default::default()
+        };
+        clients.transactions.commit(request.clone()).await.unwrap();
+        let condition = NodeCondition {
+            tree: "tree".into(),
+            path: "a".into(),
+            test: Some(NodeTest {
+                test: Some(node_test::Test::Exists(true)),
+            }),
+        };
+        for request in [
+            CommitRequest {
+                node_conditions: vec![condition],
+                ..request.clone()
+            },
+            CommitRequest {
+                otherwise: request.then.clone(),
+                ..request
+            },
+        ] {
+            let refused = clients.transactions.commit(request).await.unwrap_err();
+            assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        }
+    });
+    server.stop().unwrap();
+}

@@ -379,11 +379,7 @@ impl<'t> TreeWrites<'t> {
         let (low, high) = below(path);
         let is_node = self.reading().exists(path)?;
         if is_node {
-            self.check_topics(&Effect {
-                path,
-                old_bytes: None,
-                payload: None,
-            })?;
+            self.check_deletion(path)?;
         }
         let below = self.note_deleted((&low, &high))?;
         if below == 0 {
@@ -433,6 +429,15 @@ impl<'t> TreeWrites<'t> {
             self.tx.put(trees, mark_key(self.tree.id), b"")?;
         }
         deleted
+    }
+
+    /// Refuses the deletion of a node for which a trigger has no topic.
+    pub(crate) fn check_deletion(&self, path: &[u8]) -> Result<()> {
+        self.check_topics(&Effect {
+            path,
+            old_bytes: None,
+            payload: None,
+        })
     }
 
     /// Removes the implied children of a path.
@@ -689,11 +694,7 @@ impl<'t> TreeWrites<'t> {
         }
         if !self.rules.is_empty() {
             for (path, _) in &gone {
-                self.check_topics(&Effect {
-                    path,
-                    old_bytes: None,
-                    payload: None,
-                })?;
+                self.check_deletion(path)?;
             }
         }
         let is_first = !self.has_begun;

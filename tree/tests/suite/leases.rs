@@ -217,3 +217,42 @@ fn a_lease_of_which_some_nodes_have_ended_is_not_kept_alive() {
     assert!(tx.commit().unwrap_err().is_conflict());
     assert_eq!(tree.transact(|tree| tree.expire_leases()).unwrap(), (500, false));
 }
+
+#[test]
+fn a_lease_that_cannot_end_holds_up_no_other() {
+    let disk = SimDisk::new(1);
+    let (store, _trees, tree) = open(&disk);
+    let topics = Topics::open(&store).unwrap();
+    topics.create("news", TopicOptions::new()).unwrap();
+    let trigger = Trigger {
+        pattern: pattern("a/**"),
+        kind: None,
+        topic: "news".into(),
+    };
+    tree.transact(|tree| tree.set_trigger("news", &trigger)).unwrap();
+    let lease_of = |paths: &[&str]| {
+        let lease = tree.grant_lease(Duration::from_secs(1)).unwrap();
+        let of_lease = LeaseChange::Attach(lease.id);
+        tree.transact(|tree| {
+            paths
+                .iter()
+                .try_for_each(|path| tree.put_with(path, "", of_lease).map(drop))
+        })
+        .unwrap();
+        disk.advance(Duration::from_millis(1));
+        lease.id
+    };
+    let (held, other) = (lease_of(&["a/1", "b/1"]), lease_of(&["b/2"]));
+    topics.delete("news").unwrap();
+    disk.advance(Duration::from_secs(2));
+    assert_eq!(tree.transact(|tree| tree.expire_leases()).unwrap(), (2, false));
+    let left = || tree.view().unwrap().leases().unwrap();
+    assert_eq!(left().iter().map(|lease| lease.id).collect::<Vec<_>>(), [held]);
+    assert!(tree.exists("a/1").unwrap() && !tree.exists("b/1").unwrap() && held != other);
+    // Now only what is refused is left.
+    tree.transact(|tree| tree.expire_leases()).unwrap_err();
+    tree.revoke_lease(held).unwrap_err();
+    topics.create("news", TopicOptions::new()).unwrap();
+    assert_eq!(tree.transact(|tree| tree.expire_leases()).unwrap(), (1, false));
+    assert!(left().is_empty() && !tree.exists("a/1").unwrap());
+}

@@ -210,8 +210,13 @@ fn operation(notation: Notation, item: &Map<String, Value>) -> Outcome<Operation
     let path = |name| text(notation, item, name);
     if let Some(path) = path("put")? {
         let payload = text(notation, item, "payload")?.ok_or_else(|| wrong("a put has no `payload`"))?;
-        let lease = item.get("lease").and_then(Value::as_u64);
-        let lease = lease.map_or(LeaseChange::Keep, LeaseChange::Attach);
+        let lease = match item.get("lease") {
+            None | Some(Value::Null) => LeaseChange::Keep,
+            Some(lease) => match lease.as_u64() {
+                Some(lease) => LeaseChange::Attach(lease),
+                None => return Err(wrong(format_args!("the lease {lease} is no number from 0 on"))),
+            },
+        };
         return Ok(Operation::Put { path, payload, lease });
     }
     if let Some(path) = path("delete")? {

@@ -22,10 +22,11 @@ const IMPORT_EXAMPLES: &str = r#"Examples:
     $ duramen tree export shop > nodes.json && duramen tree import shop --tree other < nodes.json
     $ echo '{"path": "web/port", "payload": "80"}' | duramen tree import shop
 
-Each thousand lines are one commit. Versions, revisions and leases begin again."#;
+A thousand lines, or four mebibytes of them, are one commit. Versions, revisions and leases begin again."#;
 
-/// Lines of one commit.
+/// Most lines of one commit, and bytes of lines after which it ends: a server takes a request of 20 MiB.
 const TOGETHER: usize = 1_000;
+const BYTES_TOGETHER: usize = 4 << 20;
 
 /// Print all nodes as lines of JSON
 #[derive(Args, Debug)]
@@ -83,12 +84,14 @@ impl Import {
         let mut lines = io::stdin().lock().lines();
         let (mut number, mut stored) = (0, 0);
         loop {
-            let mut nodes = Vec::new();
+            let (mut nodes, mut bytes) = (Vec::new(), 0);
             while nodes.len() < TOGETHER
+                && bytes < BYTES_TOGETHER
                 && let Some(line) = lines.next()
             {
                 number += 1;
                 let line = line.map_err(|error| Failure::of_io("reading standard input", &error))?;
+                bytes += line.len();
                 if !line.trim().is_empty() {
                     nodes.push(self.node(number, &line)?);
                 }
@@ -124,7 +127,7 @@ impl Import {
     fn node(&self, number: usize, line: &str) -> Outcome<(Vec<u8>, Vec<u8>)> {
         let wrong = |what: &str| {
             Failure::wrong_call(format!(
-                "line {number}: {what}; whole thousands of lines before it are stored"
+                "line {number}: {what}; earlier commits of a thousand lines, or four mebibytes of them, are stored"
             ))
         };
         let object: Value = serde_json::from_str(line).map_err(|error| wrong(&error.to_string()))?;

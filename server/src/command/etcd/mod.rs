@@ -12,6 +12,7 @@ mod transaction;
 pub(crate) use check::{check_delete, check_put, check_range, check_transaction};
 pub(crate) use errors::{EtcdError, of_etcd};
 pub(crate) use range::{
-    RESPONSE_BYTES_MAX, RangeWalk, bounds, has_filters, is_in_key_order, signed, to_key_value, too_large_to_answer,
+    RESPONSE_BYTES_MAX, RangeWalk, bounds, comparable, has_filters, is_in_key_order, signed, to_key_value,
+    too_large_to_answer,
 };
 pub(crate) use transaction::{changes_one_key, is_read_only, read_transaction};

@@ -29,7 +29,7 @@ pub(crate) fn bounds(key: &[u8], end: &[u8]) -> Bounds {
 }
 
 /// The beginning of a key that is longer than any key of a tree: every key of a tree compares with it as with the whole.
-fn comparable(key: &[u8]) -> &[u8] {
+pub(crate) fn comparable(key: &[u8]) -> &[u8] {
     let mut bytes = 0;
     for (at, byte) in key.iter().enumerate() {
         bytes += if *byte == 0 { 2 } else { 1 };

@@ -18,9 +18,10 @@ use duramen_proto::v1::*;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{answer_in_order, send};
-use crate::command::{to_lease, to_node, to_pattern};
+use crate::command::{comparable, to_lease, to_node, to_pattern};
 use crate::error::{failed, invalid, of_refusal, reason_of, status};
 use crate::security::{Access, Credentials, Resource};
 use crate::state::{State, check_space, led, unexpected};
@@ -107,8 +108,10 @@ fn selection(nodes: Option<NodeSelection>) -> Result<Selection, Status> {
     Ok(match nodes.and_then(|nodes| nodes.selection) {
         None => Selection::all(),
         Some(Selected::Pattern(text)) => Selection::pattern(to_pattern(&text).map_err(|refusal| of_refusal(&refusal))?),
-        Some(Selected::Subtree(path)) => Selection::subtree(path),
-        Some(Selected::Range(range)) => Selection::range(range.start, range.end.as_deref()),
+        Some(Selected::Subtree(path)) => Selection::subtree(comparable(&path)),
+        Some(Selected::Range(range)) => {
+            Selection::range(comparable(&range.start), range.end.as_deref().map(comparable))
+        }
     })
 }
 
@@ -198,7 +201,7 @@ impl Trees for TreesService {
         let mut left = limit(request.limit);
         let mut after = (!request.after.is_empty()).then(|| request.after.to_vec());
         // A slow reader holds two batches, and its snapshot.
-        let (sender, receiver) = mpsc::channel(2);
+        let (sender, receiver) = mpsc::channel(3);
         let responses = async move |sender: &mpsc::Sender<_>| {
             let mut is_first = true;
             loop {
@@ -261,7 +264,7 @@ impl Trees for TreesService {
         let view = view_of(&self.0, &request.tree, request.revision)?;
         let mut left = limit(request.limit);
         let mut after = request.after.map(|after| after.to_vec());
-        let (sender, receiver) = mpsc::channel(2);
+        let (sender, receiver) = mpsc::channel(3);
         let responses = async move |sender: &mpsc::Sender<_>| {
             let counted = match &request.path {
                 Some(path) => view.child_count(path),
@@ -371,9 +374,15 @@ impl Trees for TreesService {
         let asked = request.get_ref();
         self.check(&request, Access::Write, &asked.tree, &asked.space)?;
         let request = request.into_inner();
+        let key = request.options.as_ref().map(|options| &options.idempotency_key[..]);
+        let drawn = match key.unwrap_or_default() {
+            [] => self.0.store.random_number(),
+            // A repeated request must be an equal command.
+            key => xxh3_64(&[request.tree.as_bytes(), &[0], key].concat()),
+        };
         let lease = match request.lease {
             // Ids fit into the signed numbers that etcd's clients use.
-            0 => (self.0.store.random_number() >> 1).max(1),
+            0 => (drawn >> 1).max(1),
             lease => lease,
         };
         let ttl_ms = request.ttl_ms;
@@ -546,7 +555,12 @@ fn keep_alive(state: &State, credentials: &Credentials, request: KeepLeaseAliveR
     check_space(&request.space)?;
     let lease = request.lease;
     let change = of_tree(request.tree, OfTree::KeepLeaseAlive(lease));
-    let answer = state.enqueue(change, request.options)?;
+    // A repeated one must extend the lease as well, or say that it has ended meanwhile.
+    let options = request.options.map(|options| WriteOptions {
+        idempotency_key: Default::default(),
+        ..options
+    });
+    let answer = state.enqueue(change, options)?;
     Ok(Keeping { lease, answer })
 }
 
@@ -602,17 +616,20 @@ fn rules(view: &TreeView) -> duramen::Result<Vec<Rule>> {
 pub(crate) async fn tend(state: &State) {
     loop {
         tokio::time::sleep(TENDING).await;
-        // What fails is tried again at the next look.
-        let trees = state.trees.list().unwrap_or_default();
-        for name in trees {
-            let tree = state.trees.get(&name).ok().flatten();
-            if tree.as_ref().is_some_and(needs_tending) {
-                let mut tended = Ok(true);
-                while matches!(tended, Ok(true)) {
-                    tended = tend_once(state, &name, true).await;
+        let mut has_more = true;
+        while has_more {
+            has_more = false;
+            // In turns, because leases of one tree do not wait for the rows of another. What fails is tried again at the next look.
+            for name in state.trees.list().unwrap_or_default() {
+                let tree = state.trees.get(&name).ok().flatten();
+                if tree.as_ref().is_some_and(needs_tending) {
+                    let tended = match tend_once(state, &name, true).await {
+                        // A lease that cannot end, because a trigger of its nodes has lost its topic, holds up no rows.
+                        Err(_) => tend_once(state, &name, false).await,
+                        tended => tended,
+                    };
+                    has_more |= tended.unwrap_or(false);
                 }
-                // A lease that cannot end, because a trigger of its nodes has lost its topic, holds up no rows.
-                while tended.is_err() && tend_once(state, &name, false).await.is_ok_and(|has_more| has_more) {}
             }
         }
     }

@@ -3,7 +3,8 @@
 //! A tree has a clock of its own for deadlines. It runs with the store's shared clock, but time that passes between two
 //! commits which store it counts for [`STEP_MAX`] at most. While a process has the store open and there are leases, its
 //! background thread stores the clock once a second. So the clock stands still while no process runs, and a lease has its
-//! remaining time after a restart, also where the system's time was set back. It follows from rows and from the times of commits alone: equal commits make equal clocks.
+//! remaining time after a restart, also where the system's time was set back. It follows from rows and from the times of
+//! commits alone: equal commits make equal clocks.
 //!
 //! Nodes of a lease that has expired are deleted by a change like any other, by [`TreeWrites::expire_leases`].
 

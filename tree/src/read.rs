@@ -62,6 +62,9 @@ pub(crate) struct Reading<'r, R> {
     pub(crate) revision: Option<u64>,
 }
 
+/// Names of children at an earlier revision that are looked for at once.
+const PAST_NAMES: usize = 64;
+
 /// A range of paths: from the first up to and without the second; `None`: to the end.
 pub(crate) type PathRange<'a> = (&'a [u8], Option<&'a [u8]>);
 
@@ -251,13 +254,7 @@ impl<R: Rows> Reading<'_, R> {
         mut visit: impl FnMut(Vec<u8>, Option<Node>) -> bool,
     ) -> Result<()> {
         if self.revision.is_some() {
-            for name in self.past_child_names(path, after, limit)? {
-                let node = self.node(&joined(path, &name))?;
-                if !visit(name, node) {
-                    break;
-                }
-            }
-            return Ok(());
+            return self.each_past_child(path, after, limit, visit);
         }
         let mut nodes = ChildNodes::new(self, path, after)?;
         let mut implied = ImpliedChildren::new(self, path, after)?;
@@ -285,6 +282,35 @@ impl<R: Rows> Reading<'_, R> {
                 break;
             }
             left -= 1;
+        }
+        Ok(())
+    }
+
+    /// As [`Reading::each_child`], at an earlier revision.
+    fn each_past_child(
+        &self,
+        path: Option<&[u8]>,
+        after: Option<&[u8]>,
+        limit: usize,
+        mut visit: impl FnMut(Vec<u8>, Option<Node>) -> bool,
+    ) -> Result<()> {
+        let (mut left, mut after) = (limit, after.map(<[u8]>::to_vec));
+        while left > 0 {
+            // Not all at once: `visit` may want a few of them only.
+            let most = left.min(PAST_NAMES);
+            let names = self.past_child_names(path, after.as_deref(), most)?;
+            let is_last = names.len() < most;
+            left -= names.len();
+            after = names.last().cloned();
+            for name in names {
+                let node = self.node(&joined(path, &name))?;
+                if !visit(name, node) {
+                    return Ok(());
+                }
+            }
+            if is_last {
+                break;
+            }
         }
         Ok(())
     }

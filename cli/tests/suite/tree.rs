@@ -99,6 +99,10 @@ fn transactions_come_as_json_and_mistakes_in_them_change_nothing() {
             r#"{"then": [{"put": "x", "payload": "1", "lease": 77}]}"#,
             "there is no lease 77",
         ),
+        (
+            r#"{"then": [{"put": "x", "payload": "1", "lease": "77"}]}"#,
+            "is no number from 0 on",
+        ),
         ("{", "EOF"),
     ] {
         let ended = scratch.shell(&format!("echo '{wrong}' | duramen tree txn shop"));
@@ -187,6 +191,27 @@ fn stat_shows_topics_trees_and_checkpoints_near_and_far() {
             (&tree, &1.into(), &1.into())
         );
     }
+}
+
+/// All lines together are more than a request of a server may have.
+#[test]
+fn large_nodes_are_imported_into_a_server_in_several_commits() {
+    let scratch = Scratch::new();
+    let server = Server::start(&scratch.path("shop"));
+    let payload = "x".repeat(1 << 20);
+    let lines: String = (0..30)
+        .map(|number| format!("{}\n", json!({"path": format!("a/{number}"), "payload": payload})))
+        .collect();
+    let import = ["tree", "import", "--server", &server.place];
+    let imported = scratch.run_with_input(&import, lines.as_bytes());
+    assert_eq!(
+        (imported.code, imported.text()),
+        (0, "stored 30 nodes\n"),
+        "{}",
+        imported.stderr
+    );
+    let exported = scratch.done(&["tree", "export", "--server", &server.place]);
+    assert_eq!(exported.json().len(), 30);
 }
 
 /// Ends with the test, also when that fails.
